@@ -1,0 +1,40 @@
+"""mimicfl: federated learning when clients drop out."""
+
+from . import availability
+from .algorithms import MIFA, SCAFFOLD, FedAvg, FedProx, MimiC, State, Step, Task, register
+from .config import Experiment
+from .data import datasets, partition
+from .data.dataset import Data
+from .engine.simulate import simulate
+from .errors import Diverged, UsageError
+from .local import lr, models
+from .local.update import LocalSGD
+from .metrics.history import History
+from .runner import compare, run
+
+__version__ = "0.1.0"
+__all__ = [
+    "MIFA",
+    "SCAFFOLD",
+    "Data",
+    "Diverged",
+    "Experiment",
+    "FedAvg",
+    "FedProx",
+    "History",
+    "LocalSGD",
+    "MimiC",
+    "State",
+    "Step",
+    "Task",
+    "UsageError",
+    "availability",
+    "compare",
+    "datasets",
+    "lr",
+    "models",
+    "partition",
+    "register",
+    "run",
+    "simulate",
+]

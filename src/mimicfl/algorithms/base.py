@@ -1,0 +1,83 @@
+"""What an algorithm is: a state of tensors, a task for the active clients, and an aggregation.
+
+The paper's letters are used here: w_t the model [d], g_i client i's update [m, d], S_t the active clients, eta_t the
+global rate, K the local steps. Per-client memory has one row a client, [N, d].
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..errors import UsageError
+from ..registry import Registry
+
+
+@dataclass
+class State:
+    """Everything an algorithm remembers, tensors only: it is saved and restored field by field."""
+
+    w: Tensor  # [d] the global model
+
+
+S = TypeVar("S", bound=State)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the server asks of the clients in S_t: local steps along h = grad f_i(w) + shift + mu (w - w_t)."""
+
+    shift: Tensor | float = 0.0  # [m, d], rows follow `active`
+    mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the server knows about a round besides the updates."""
+
+    t: int
+    eta: float  # eta_t, the global rate
+    eta_L: float  # the local rate the clients used
+    K: Tensor  # [m] local steps each client took
+    weights: Tensor  # [m] weights among the active clients, sum 1: 1/|S_t|, or by samples
+    share: Tensor  # [m] weights among all N clients: 1/N each, or by samples
+    update: str = "sum"  # g_i is the sum of the K local gradients, or their mean
+
+    def mean(self, rows: Tensor) -> Tensor:
+        """The weighted mean over the active clients, [m, d] -> [d]."""
+        return self.weights @ rows
+
+    def per_step(self, g: Tensor) -> Tensor:
+        """The mean local gradient of each client, [m, d], whatever unit g is in."""
+        return g if self.update == "mean" else g / self.K[:, None].to(g.dtype)
+
+
+@runtime_checkable
+class Algorithm(Protocol[S]):
+    """Implement these three. Class attributes `uploads` and `downloads` say how many model-sized vectors a client sends and
+    receives a round, where that is not 1."""
+
+    def init(self, w: Tensor, num_clients: int) -> S: ...
+
+    def task(self, state: S, active: Tensor) -> Task: ...
+
+    def aggregate(self, state: S, active: Tensor, g: Tensor, step: Step) -> S: ...
+
+
+ALGORITHMS: Registry[Algorithm[Any]] = Registry("algorithm")
+register = ALGORITHMS.register
+
+
+def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
+    """An algorithm from its name (`mimic`, `fedprox:mu=0.1`), or the object as it is."""
+    if isinstance(spec, str):
+        return ALGORITHMS.make(spec)
+    if isinstance(spec, type) or not isinstance(spec, Algorithm):
+        raise UsageError(f"algorithm must be a name or an object with init, task and aggregate, got {spec!r}")
+    return spec
+
+
+def memory(w: Tensor, num_clients: int) -> Tensor:
+    """One zero row a client, [N, d]."""
+    return torch.zeros(num_clients, w.numel(), dtype=w.dtype, device=w.device)

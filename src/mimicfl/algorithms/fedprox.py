@@ -1,0 +1,23 @@
+"""FedProx: FedAvg whose clients are held near the global model (Li et al., 2020)."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import number
+from .base import State, Task, register
+from .fedavg import FedAvg
+
+
+@register("fedprox")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Each local step follows grad f_i(w) + mu (w - w_t), the gradient of f_i(w) + mu/2 |w - w_t|^2; mu = 0 is FedAvg."""
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        number("mu", self.mu, low=0)
+
+    def task(self, state: State, active: Tensor) -> Task:
+        return Task(mu=self.mu)

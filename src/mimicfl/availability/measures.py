@@ -1,0 +1,61 @@
+"""What a schedule turned out to be: participation, gaps, staleness, empty rounds."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Figures of one schedule [T, N]. A gap is tau(t, i), the rounds between two appearances of a client (1: back at once)."""
+
+    rounds: int
+    clients: int
+    participation: np.ndarray  # [N] share of rounds in which each client was there
+    active_per_round: np.ndarray  # [T]
+    gaps: np.ndarray  # every tau(t, i) between two appearances, all clients together
+    tau_max: int  # largest tau(t, i), with the wait for a first appearance and the wait at the end counted in
+    empty_rounds: int
+    never_seen: int
+    all_seen_at: int | None  # first round after which everybody has been there at least once
+
+    def sentences(self) -> list[str]:
+        """The figures in words."""
+        p, m = self.participation, self.active_per_round
+        lines = [
+            f"{self.clients} clients, {self.rounds} rounds, {m.mean():.1f} active a round ({m.min()} to {m.max()})",
+            f"participation {100 * p.mean():.0f} % on average; rarest client {100 * p.min():.0f} %, most frequent {100 * p.max():.0f} %",
+            f"longest absence tau_max = {self.tau_max}; {self.empty_rounds} empty rounds",
+        ]
+        if self.gaps.size:
+            lines[2] += f"; gaps: median {np.median(self.gaps):.0f}, 90 % within {np.quantile(self.gaps, 0.9):.0f}"
+        if self.never_seen:
+            lines.append(f"{self.never_seen} clients never appear")
+        elif self.all_seen_at is not None:
+            lines.append(f"everybody has been seen after round {self.all_seen_at}")
+        return lines
+
+
+def observe(available: np.ndarray) -> Observed:
+    """Measure a schedule, bool [T, N]."""
+    rounds, clients = available.shape
+    gaps: list[np.ndarray] = []
+    longest = 0
+    first = np.where(available.any(axis=0), available.argmax(axis=0), rounds)
+    for i in range(clients):
+        times = np.flatnonzero(available[:, i])
+        gaps.append(np.diff(times))
+        # Before the first and after the last appearance a client is as stale as if it had been there just outside the run.
+        longest = max(longest, int(np.diff(np.concatenate([[-1], times, [rounds]])).max()))
+    never = int((~available.any(axis=0)).sum())
+    return Observed(
+        rounds=rounds,
+        clients=clients,
+        participation=available.mean(axis=0),
+        active_per_round=available.sum(axis=1),
+        gaps=np.concatenate(gaps),
+        tau_max=longest,
+        empty_rounds=int((~available.any(axis=1)).sum()),
+        never_seen=never,
+        all_seen_at=None if never else int(first.max()),
+    )

@@ -1,0 +1,178 @@
+"""`Experiment`: all settings of a run, with one meaning in TOML, on the command line and in Python.
+
+Names of things (algorithms, patterns, ...) stay text here; `runner` turns them into objects. Settings left at "auto" take
+the dataset's customary values in `resolved()`, and only resolved experiments are written to disk, so a later change of a
+default cannot change an old run.
+"""
+
+import dataclasses
+import hashlib
+import json
+import tomllib
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from .errors import UsageError, nearest, one_of, whole
+from .registry import parse
+
+# What people use with each dataset. Fashion-MNIST and CIFAR-10 are Table II of the paper.
+CUSTOMARY: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp", "lr": "geometric:0.1,0.99", "batch_size": 16, "uploads": 200},
+    "fmnist": {"model": "lenet", "lr": "geometric:0.01,0.95", "batch_size": 16, "uploads": 200},
+    "cifar10": {"model": "vgg11", "lr": "geometric:0.01,0.99", "batch_size": 32, "uploads": 400},
+    "synthetic": {"model": "linear", "lr": "constant:0.01", "batch_size": 10, "uploads": 200, "partition": "natural"},
+}
+FALLBACK = {"model": "mlp", "lr": "constant:0.01", "batch_size": 16, "uploads": 200, "partition": "shards:2"}
+
+
+def setting(default: Any, text: str, metavar: str = "") -> Any:
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": text, "metavar": metavar})
+    return field(default=default, metadata={"help": text, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Settings of one run; `Experiment(algorithm="mimic", rounds=50)`."""
+
+    dataset: str = setting("digits", "digits, fmnist, cifar10, synthetic:logistic, ...", "NAME")
+    data_path: str | None = setting(None, "folder that holds the dataset's files", "DIR")
+    num_clients: int = setting(30, "number of clients", "N")
+    partition: str = setting("auto", "shards:2, classes:5, dirichlet:0.3, iid, natural", "SPEC")
+    model: str = setting("auto", "mlp, mlp:200,100, lenet, vgg11, logistic, linear", "SPEC")
+    loss: str = setting("auto", "cross-entropy, binary, mse", "NAME")
+    algorithm: str = setting("mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic", "SPEC")
+    availability: str = setting(
+        "time-varying:0.1", "always, bounded:20, static:0.1, time-varying:0.1, markov:0.1,0.5, cyclic:20,4, label-correlated, explicit:FILE", "SPEC"
+    )
+    rounds: int | None = setting(None, "stop after so many rounds", "T")
+    uploads: int | None = setting(None, "stop after so many model uploadings (SCAFFOLD uses 2 a round)", "U")
+    epochs: int | None = setting(None, "local passes over a client's data (5 unless steps are given)", "E")
+    steps: int | None = setting(None, "local steps, instead of epochs", "K")
+    batch_size: int | str = setting("auto", "samples a local step, or 'full'", "B")
+    lr: float | str = setting("auto", "local rate: 0.05, geometric:0.01,0.95, geometric:0.01,0.95,floor=1e-5, theory:c=0.1,beta=10", "RATE")
+    global_lr: float | str = setting("local", "global rate, or 'local' to follow the local one", "RATE")
+    update: str = setting("sum", "g_i is the sum of the local gradients (model averaging) or their mean (the paper's formula)", "sum|mean")
+    weighting: str = setting("uniform", "clients count equally or by their samples", "uniform|samples")
+    preset: str = setting("none", "'authors': memory in eta*g units and a rate floor of 1e-5, as in the script of the paper's authors", "none|authors")
+    seed: int = setting(0, "everything random follows from it", "S")
+    device: str = setting("cpu", "cpu, cuda or auto", "NAME")
+    dtype: str = setting("float32", "float32 or float64", "NAME")
+    eval_every: int = setting(1, "test after every so many rounds", "R")
+    checkpoint_every: int = setting(0, "rounds between checkpoints; 0: as often as 5 %% of the time allows", "R")
+    plugins: list[str] = setting([], "Python files or modules to import first (own algorithms, patterns, models, datasets)", "FILE")
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(Experiment).items():
+            object.__setattr__(self, name, coerce(name, getattr(self, name), kind))
+        whole("num_clients", self.num_clients)
+        whole("seed", self.seed, low=0)
+        for name in ("rounds", "uploads", "epochs", "steps", "eval_every"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        whole("checkpoint_every", self.checkpoint_every, low=0)
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("give epochs or steps, not both")
+        if self.batch_size not in ("auto", "full"):
+            whole("batch_size", self.batch_size)
+        one_of("update", self.update, ["sum", "mean"])
+        one_of("weighting", self.weighting, ["uniform", "samples"])
+        one_of("preset", self.preset, ["none", "authors"])
+        one_of("dtype", self.dtype, ["float32", "float64"])
+
+    def resolved(self) -> "Experiment":
+        """The same experiment with every "auto" filled in and the preset applied."""
+        usual = FALLBACK | CUSTOMARY.get(parse(self.dataset)[0], {})
+        changes: dict[str, Any] = {key: usual[key] for key in ("model", "partition", "batch_size", "lr") if getattr(self, key) == "auto"}
+        if self.rounds is None and self.uploads is None and parse(self.availability)[0] != "explicit":
+            changes["uploads"] = usual["uploads"]
+        if self.epochs is None and self.steps is None:
+            changes["epochs"] = 5
+        if self.preset == "authors":
+            changes |= self._authors(str(changes.get("lr", self.lr)))
+        return dataclasses.replace(self, **changes)
+
+    def _authors(self, lr: str) -> dict[str, Any]:
+        """Memory in eta*g units, and rates that stop falling at 1e-5."""
+        changes = {}
+        if parse(self.algorithm)[0] in ("mimic", "mifa") and "memory" not in self.algorithm:
+            changes["algorithm"] = self.algorithm + ("," if ":" in self.algorithm else ":") + "memory=step"
+        if lr.startswith("geometric:") and "floor" not in lr:
+            changes["lr"] = f"{lr},floor=1e-05"
+        return changes
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @property
+    def id(self) -> str:
+        """The content hash of the settings that a result depends on."""
+        own = {k: v for k, v in self.resolved().to_dict().items() if k not in ("device", "checkpoint_every", "data_path", "plugins")}
+        return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """A folder name a person can read, made unique by the id."""
+        words = [parse(self.dataset)[0], self.algorithm, self.availability, f"s{self.seed}", self.id]
+        return "-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in word)[:40] for word in words)
+
+
+SETTINGS = {f.name: f for f in dataclasses.fields(Experiment)}
+KINDS: dict[str, Any] = get_type_hints(Experiment)
+
+
+def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
+    """An experiment from plain settings; a name that does not exist is refused with the nearest that does."""
+    clean = {}
+    for key, value in settings.items():
+        name = key.replace("-", "_")
+        if name not in SETTINGS:
+            raise UsageError(f"{where}: there is no setting {key!r}; {nearest(name, SETTINGS)}")
+        clean[name] = value
+    try:
+        return Experiment(**clean)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def read_toml(file: str | Path) -> dict[str, Any]:
+    """The settings in a TOML file, as they stand."""
+    try:
+        return tomllib.loads(Path(file).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{file} does not exist") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{file} is not valid TOML: {error}") from None
+
+
+def coerce(name: str, value: Any, kind: Any) -> Any:
+    """A value as the setting's type; command-line text becomes numbers where numbers are meant."""
+    choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if value is None and type(None) in choices:
+        return None
+    if get_origin(choices[0]) is list:
+        if isinstance(value, str):
+            value = [part for part in value.split(",") if part]
+        if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
+            raise UsageError(f"{name} must be a list of texts, got {value!r}")
+        return list(value)
+    if isinstance(value, bool):
+        raise UsageError(f"{name} cannot be {value!r}")
+    if int in choices and isinstance(value, int):
+        return value
+    if int in choices and isinstance(value, str):
+        try:
+            return int(value)
+        except ValueError:
+            if str not in choices:
+                raise UsageError(f"{name} must be a whole number, got {value!r}") from None
+    if float in choices and isinstance(value, (int, float)):
+        return float(value)
+    if str in choices and isinstance(value, str):
+        return value.strip()
+    expected = {int: "a whole number", float: "a number", str: "a text"}[choices[0]]
+    raise UsageError(f"{name} must be {expected}, got {value!r}")

@@ -1,0 +1,1 @@
+"""Datasets, their partition over clients, and all clients' samples on one device."""

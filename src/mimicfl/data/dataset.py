@@ -1,0 +1,119 @@
+"""`Data`: training and test samples, as the files hold them, with what turns them into model inputs."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UsageError, whole
+
+CROP_PADDING = 4  # pixels of black border that a random crop may reach into, as usual for CIFAR-10
+
+
+@dataclass
+class Data:
+    """Samples and labels; tensors or arrays, in any shape the model takes.
+
+    uint8 inputs stay uint8 in memory and become `(x / scale - mean) / std` batch by batch on the device; other inputs
+    are used as they are. Integer labels are classes, floating ones are regression targets.
+    """
+
+    x_train: Any
+    y_train: Any
+    x_test: Any
+    y_test: Any
+    name: str = "custom"
+    loss: str | None = None  # the loss these labels call for; None: cross-entropy for classes, mse for real targets
+    scale: float = 255.0
+    mean: tuple[float, ...] = (0.0,)  # per channel
+    std: tuple[float, ...] = (1.0,)
+    augment: bool = False  # random crop and horizontal flip of training images
+    ids: Any = None  # [n_train] the client each training sample belongs to, where the data knows
+    optimum: Tensor | None = field(default=None, repr=False)  # [d] the known minimiser, where there is one
+    num_classes: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        for part in ("train", "test"):
+            x, y = _tensor(self, f"x_{part}"), _tensor(self, f"y_{part}")
+            if len(x) != len(y):
+                raise UsageError(f"x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
+            if len(x) == 0:
+                raise UsageError(f"x_{part} is empty: give at least one {'training' if part == 'train' else 'test'} sample")
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            shapes = f"{tuple(self.x_train.shape[1:])} and {tuple(self.x_test.shape[1:])}"
+            raise UsageError(f"training and test samples differ in shape: {shapes}")
+        if self.augment and self.x_train.ndim != 4:
+            raise UsageError("augment=True crops and flips images: x_train must be [samples, channels, height, width]")
+        if not self.y_train.is_floating_point():
+            if int(min(self.y_train.min(), self.y_test.min())) < 0:
+                raise UsageError("labels must be 0, 1, 2, ...: a negative label was found")
+            self.y_train, self.y_test = self.y_train.long(), self.y_test.long()
+            self.num_classes = int(max(self.y_train.max(), self.y_test.max())) + 1
+        if self.loss is None:
+            self.loss = "cross-entropy" if self.num_classes else "mse"
+
+    def class_counts(self, split: list[np.ndarray]) -> np.ndarray | None:
+        """How many samples of each class every client holds, [N, classes]; None for regression."""
+        if not self.num_classes:
+            return None
+        labels = self.y_train.reshape(len(self.y_train), -1)[:, 0].numpy()
+        return np.stack([np.bincount(labels[part], minlength=self.num_classes) for part in split])
+
+    def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Stored samples as model inputs."""
+        if x.dtype != torch.uint8:
+            return x.to(dtype) if x.is_floating_point() else x
+        shape = (-1, *[1] * (x.ndim - 2)) if x.ndim > 2 else (-1,)
+        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
+        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
+        return (x.to(dtype) / self.scale - mean) / std
+
+
+def _tensor(data: Data, name: str) -> Tensor:
+    """Replace the field by a tensor on the CPU (sharing memory where it can) and return it."""
+    value = getattr(data, name)
+    if not isinstance(value, Tensor):
+        value = np.asarray(value)
+        if value.dtype == object:
+            raise UsageError(f"{name} must be a tensor or an array of numbers of one shape")
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    tensor = value.detach().cpu()
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise UsageError(f"{name} holds values that are not finite; clean the data first")
+    setattr(data, name, tensor)
+    return tensor
+
+
+def crop_and_flip(x: Tensor, moves: Tensor) -> Tensor:
+    """Shift each image [B, C, H, W] by its row of `moves` (down, right, mirrored) [B, 3]; black comes in at the border."""
+    b, c, h, w = x.shape
+    padded = torch.nn.functional.pad(x, [CROP_PADDING] * 4)
+    rows = moves[:, :1] + torch.arange(h, device=x.device)  # [B, H]
+    columns = torch.arange(w, device=x.device).expand(b, w)
+    columns = moves[:, 1:2] + torch.where(moves[:, 2:] > 0, w - 1 - columns, columns)  # [B, W]
+    image = torch.arange(b, device=x.device)[:, None, None, None]
+    channel = torch.arange(c, device=x.device)[None, :, None, None]
+    return padded[image, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def random_moves(count: int, rng: np.random.Generator) -> np.ndarray:
+    """Crop offsets and flips for `count` images, [count, 3]."""
+    moves = rng.integers(0, 2 * CROP_PADDING + 1, size=(count, 3))
+    moves[:, 2] = rng.integers(0, 2, size=count)
+    return moves
+
+
+def as_split(split: Any, samples: int) -> list[np.ndarray]:
+    """A split as a list of int64 index arrays, checked: every client has data and every index exists."""
+    parts = [np.asarray(part, dtype=np.int64) for part in split]
+    whole("the number of clients", len(parts))
+    for client, part in enumerate(parts):
+        if part.ndim != 1:
+            raise UsageError(f"the split of client {client} must be a list of sample numbers, got shape {part.shape}")
+        if part.size == 0:
+            raise UsageError(f"client {client} has no data: use fewer clients or another partition")
+        if part.min() < 0 or part.max() >= samples:
+            raise UsageError(f"client {client} points outside the {samples} training samples: the split is of other data")
+    return parts

@@ -1,0 +1,75 @@
+"""Getting files from elsewhere: a progress bar, bounded waits, and nothing half-written left behind."""
+
+import io
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from pathlib import Path
+
+from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+TIMEOUT = 30  # seconds without a byte before an address is given up
+CHUNK = 1 << 16
+
+
+def cache_dir() -> Path:
+    """Where verified datasets are kept: $MIMICFL_CACHE, else the user's cache folder."""
+    if named := os.environ.get("MIMICFL_CACHE"):
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mimicfl"
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def http(address: str, target: Path) -> Path:
+    """Download one file to `target`; it appears there whole or not at all."""
+    partial = target.with_name(target.name + ".part")
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    try:
+        with urllib.request.urlopen(address, timeout=TIMEOUT) as reply, partial.open("wb") as file, Progress(*columns) as bar:
+            size = int(reply.headers.get("Content-Length") or 0)
+            task = bar.add_task(target.name, total=size or None)
+            while chunk := reply.read(CHUNK):
+                file.write(chunk)
+                bar.advance(task, len(chunk))
+        if size and partial.stat().st_size != size:
+            raise OSError(f"{address} ended after {partial.stat().st_size} of {size} bytes")
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def by_command(command: list[str], folder: Path, pattern: str) -> Path:
+    """Run a package manager's download in `folder` and return the one file it left there."""
+    if shutil.which(command[0]) is None:
+        raise OSError(f"{command[0]} is not installed")
+    say(f"running: {' '.join(command)}")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    found = sorted(folder.glob(pattern))
+    if done.returncode or not found:
+        last = (done.stderr.strip().splitlines() or ["it left no file"])[-1]
+        raise OSError(f"{' '.join(command)} failed: {last}")
+    return found[0]
+
+
+def unpack_deb(package: Path) -> dict[str, bytes]:
+    """The files inside a Debian package by base name; an ar archive around a tar.xz, read with the standard library."""
+    content = package.read_bytes()
+    position = 8  # after the magic "!<arch>\n"
+    while position + 60 <= len(content):
+        header = content[position : position + 60]
+        name, size = header[:16].decode().strip().rstrip("/"), int(header[48:58])
+        start = position + 60
+        if name.startswith("data.tar"):
+            raw = content[start : start + size]
+            with tarfile.open(fileobj=io.BytesIO(lzma.decompress(raw) if name.endswith(".xz") else raw)) as tar:
+                return {Path(m.name).name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
+        position = start + size + size % 2
+    raise OSError(f"{package} holds no data archive")

@@ -1,0 +1,148 @@
+"""Partitioners: labels in, one array of sample numbers per client out.
+
+Every partitioner is seeded, draws from a stream of its own, and ends: where luck is needed the tries are bounded
+and the error says what to change.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError, number, whole
+from ..registry import Registry
+from ..seeds import stream
+
+Split = list[np.ndarray]
+PARTITIONS: Registry[Split] = Registry("partition")
+
+
+def shards(labels: Any, num_clients: int, shards_per_client: int = 2, seed: int = 0) -> Split:
+    """The paper's split: single-class shards of one size, `shards_per_client` random ones to each client.
+
+    With 30 clients and 2 shards each, Fashion-MNIST gives 2,000 samples a client and CIFAR-10 1,666, as in Table II.
+    What is left of a class after its last whole shard is not used.
+    """
+    y = _labels(labels, num_clients)
+    total = num_clients * whole("shards_per_client", shards_per_client)
+    if total > len(y):
+        raise UsageError(f"{total} shards were asked of {len(y)} samples: use fewer clients or fewer shards per client")
+    rng = stream(seed, "partition")
+    found, counts = np.unique(y, return_counts=True)
+    size = _largest_shard(counts, total)
+    pieces: list[np.ndarray] = []
+    for label, held in zip(found, _share(counts // size, total), strict=True):
+        members = rng.permutation(np.flatnonzero(y == label))
+        pieces += [members[k * size : (k + 1) * size] for k in range(held)]
+    deal = rng.permutation(total).reshape(num_clients, shards_per_client)
+    return [np.sort(np.concatenate([pieces[k] for k in hand])) for hand in deal]
+
+
+def classes(labels: Any, num_clients: int, classes_per_client: int = 2, seed: int = 0) -> Split:
+    """Every client holds exactly `classes_per_client` classes, in equal parts (Table V of the paper: 2, 5, 8, 10)."""
+    y = _labels(labels, num_clients)
+    found, counts = np.unique(y, return_counts=True)
+    k = whole("classes_per_client", classes_per_client)
+    if k > len(found):
+        raise UsageError(f"{k} classes per client were asked, the data has {len(found)}: ask for at most {len(found)}")
+    rng = stream(seed, "partition")
+    slots = _share(np.full(len(found), num_clients), num_clients * k)  # how many clients hold each class
+    left = slots.copy()
+    hands = []
+    for _ in range(num_clients):
+        # Taking the classes with most places left, ties at random, always leaves a way to deal out the rest.
+        hand = np.lexsort((rng.random(len(found)), -left))[:k]
+        left[hand] -= 1
+        hands.append(hand)
+    size = int((counts[slots > 0] // slots[slots > 0]).min())
+    if size == 0:
+        raise UsageError(f"{num_clients} clients with {k} classes each need more samples than there are: use fewer clients")
+    pools = [rng.permutation(np.flatnonzero(y == label)) for label in found]
+    taken = np.zeros(len(found), dtype=int)
+    split = []
+    for client in rng.permutation(num_clients):
+        hand = hands[client]
+        split.append(np.sort(np.concatenate([pools[c][taken[c] * size : (taken[c] + 1) * size] for c in hand])))
+        taken[hand] += 1
+    return split
+
+
+def dirichlet(labels: Any, num_clients: int, alpha: float = 0.5, min_samples: int = 1, tries: int = 100, seed: int = 0) -> Split:
+    """Each class is dealt out by proportions drawn from Dirichlet(alpha); small alpha is very uneven.
+
+    Drawn again, at most `tries` times, until every client has `min_samples`.
+    """
+    y = _labels(labels, num_clients)
+    number("alpha", alpha, low=0, open_low=True)
+    whole("min_samples", min_samples)
+    members = [np.flatnonzero(y == label) for label in np.unique(y)]
+    for attempt in range(whole("tries", tries)):
+        rng = stream(seed, "partition", attempt)
+        parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+        for pool in members:
+            cuts = (np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * len(pool)).astype(int)
+            for client, piece in enumerate(np.split(rng.permutation(pool), cuts)):
+                parts[client].append(piece)
+        split = [np.sort(np.concatenate(pieces)) for pieces in parts]
+        if min(map(len, split)) >= min_samples:
+            return split
+    raise UsageError(
+        f"dirichlet found no split in {tries} tries that gives each of {num_clients} clients {min_samples} sample(s): "
+        f"raise alpha (now {alpha:g}), use fewer clients or lower min_samples"
+    )
+
+
+def iid(labels: Any, num_clients: int, seed: int = 0) -> Split:
+    """Shuffled and dealt out in equal parts (sizes differ by at most one)."""
+    y = _labels(labels, num_clients)
+    return [np.sort(part) for part in np.array_split(stream(seed, "partition").permutation(len(y)), num_clients)]
+
+
+def by_ids(ids: Any) -> Split:
+    """One client per distinct id (a writer, a phone, a hospital), in sorted order of the ids."""
+    values = np.asarray(ids)
+    if values.ndim != 1 or values.size == 0:
+        raise UsageError("by_ids needs one id for every training sample")
+    _, inverse = np.unique(values, return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    return list(np.split(order, np.cumsum(np.bincount(inverse))[:-1]))
+
+
+def _natural(ids: Any = None) -> Split:
+    """The clients that the data itself names."""
+    if ids is None:
+        raise UsageError("partition 'natural' needs data that knows its clients; use shards, classes, dirichlet or iid")
+    return by_ids(ids)
+
+
+for _name, _maker in {"shards": shards, "classes": classes, "dirichlet": dirichlet, "iid": iid, "natural": _natural}.items():
+    PARTITIONS.register(_name, _maker)
+
+
+def _labels(labels: Any, num_clients: int) -> np.ndarray:
+    y = np.asarray(labels)
+    if y.ndim != 1 or y.size == 0:
+        raise UsageError(f"a partition needs one label for every sample, got an array of shape {y.shape}")
+    whole("num_clients", num_clients)
+    if num_clients > y.size:
+        raise UsageError(f"{num_clients} clients cannot share {y.size} samples: some would have no data; use fewer clients")
+    return y
+
+
+def _largest_shard(counts: np.ndarray, total: int) -> int:
+    """The largest shard size for which the classes still give `total` single-class shards."""
+    low, high = 1, int(counts.max())
+    if int((counts // low).sum()) < total:
+        raise UsageError(f"the classes cannot be cut into {total} shards: use fewer clients or fewer shards per client")
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if int((counts // middle).sum()) >= total else (low, middle - 1)
+    return low
+
+
+def _share(capacity: np.ndarray, total: int) -> np.ndarray:
+    """`total` places over classes, in proportion to their capacity and never above it."""
+    ideal = capacity * (total / capacity.sum())
+    share = np.floor(ideal).astype(int)
+    for c in np.argsort(-(ideal - share), kind="stable")[: total - int(share.sum())]:
+        share[c] += 1
+    return share

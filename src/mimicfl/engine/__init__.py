@@ -1,0 +1,1 @@
+"""The simulator: the round loop of the paper, and the cohorts that train a round's clients."""

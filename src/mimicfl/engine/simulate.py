@@ -1,0 +1,113 @@
+"""`simulate`: the round loop of the paper."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..algorithms import ALGORITHMS
+from ..availability import PATTERNS
+from ..data.dataset import Data
+from ..errors import Diverged
+from ..local.lr import RATES
+from ..local.update import LocalSGD
+from ..metrics.history import History, Row
+from ..registry import describe
+from .cohort import PlainCohort
+from .run import Run
+
+Progress = Callable[[Row, int], None]
+
+
+def simulate(
+    model: nn.Module,
+    data: Data,
+    split: Any,
+    algorithm: Any = "mimic",
+    availability: Any = "always",
+    rounds: int | None = None,
+    *,
+    uploads: int | None = None,
+    local: LocalSGD | None = None,
+    global_lr: Any = "local",
+    update: str = "sum",
+    weighting: str = "uniform",
+    loss: Any = None,
+    seed: int = 0,
+    device: str = "cpu",
+    eval_every: int = 1,
+    out: str | Path | None = None,
+    checkpoint_every: int | None = None,
+    progress: Progress | None = None,
+    config: dict[str, Any] | None = None,
+) -> History:
+    """Train `model` federatedly, starting from the parameters it has; the model itself is left as it is.
+
+    split             one array of training sample numbers per client
+    algorithm         a name (`mimic`, `fedprox:mu=0.1`) or an object (`mf.MimiC()`)
+    availability      a text (`time-varying:0.1`) or a pattern (`mf.availability.TimeVarying(0.1)`)
+    rounds, uploads   stop after so many rounds, or model uploadings (SCAFFOLD uses 2 a round); the first that is reached
+    local             what a client does in a round, see `LocalSGD`
+    global_lr         eta_t: a rate, a schedule, or "local" to follow the local rate
+    update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
+    weighting         "uniform" (the paper) or by "samples"
+    loss              a name or a function of (output, target); None takes the data's own
+    eval_every        test after every so many rounds, and after the last
+    out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
+                      goes on where it was and ends bit-equal to one never stopped
+    checkpoint_every  rounds between checkpoints; None spends at most 5 % of the time on them
+    progress          called after each round with its row and the number of rounds
+    """
+    local = local or LocalSGD()
+    run = Run(
+        model, data, split, algorithm, availability, rounds, uploads, local, global_lr, update, weighting, loss, seed, device, eval_every
+    )
+    cohort = PlainCohort(model, run.clients, local, run.loss)
+    if out is not None:
+        run.open(out, config or _from_python(run, global_lr, weighting), checkpoint_every)
+    try:
+        while run.t < run.rounds:
+            ask = run.ask()  # w_t and the task go to S_t
+            answers = cohort.train(ask) if ask else None  # LocalTrain(w_t) on every active client
+            if ask and answers:
+                run.tell(ask, answers)  # g_i come back; v_t, c_i and w_{t+1} follow
+            row = run.close_round(ask, answers)
+            if progress:
+                progress(row, run.rounds)
+        return run.history()
+    except Diverged as error:
+        raise Diverged(f"{error}: lower the learning rate{_kept(run)}") from None
+    finally:
+        if run.folder is not None:
+            run.folder.close()
+
+
+def _kept(run: Run) -> str:
+    if run.folder is None:
+        return ""
+    saved = run.folder.load("checkpoint")
+    return f"; the last good checkpoint, of round {int(saved[1]['round'])}, is kept in {run.folder.path}" if saved else ""
+
+
+def _from_python(run: Run, global_lr: Any, weighting: str) -> dict[str, Any]:
+    """What can be said in words of a run made of Python objects."""
+    return {
+        "source": "python",
+        "dataset": run.data.name,
+        "model": type(run.template).__name__.lower(),
+        "num_clients": len(run.split),
+        "algorithm": describe(ALGORITHMS, run.algorithm),
+        "availability": describe(PATTERNS, run.pattern),
+        "rounds": run.rounds,
+        "epochs": run.local.epochs,
+        "steps": run.local.steps,
+        "batch_size": run.local.batch_size,
+        "lr": describe(RATES, run.local_lr),
+        "global_lr": "local" if global_lr == "local" else describe(RATES, run.global_lr),
+        "update": run.update,
+        "weighting": weighting,
+        "seed": run.seed,
+    }
+
+

@@ -1,0 +1,56 @@
+"""Errors that speak to the user, and the checks that raise them.
+
+A `UsageError` is something the user can mend: its text is one sentence that says what is wrong and what to do.
+The command line prints that sentence and exits with code 2; in Python it is an ordinary `ValueError`.
+"""
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class UsageError(ValueError):
+    """A mistake in the input; the message says what to change."""
+
+
+class Diverged(UsageError):
+    """Training produced a loss or an update that is not finite."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean ...?` for a word close to a known one, else the list of known words."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
+
+
+def one_of(what: str, value: Any, choices: Iterable[str]) -> str:
+    names = list(choices)
+    if value not in names:
+        raise UsageError(f"{what} {value!r} is unknown; {nearest(str(value), names)}")
+    return str(value)
+
+
+def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
+    """A finite number within [low, high] (above low if `open_low`)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{what} must be a number, got {value!r}")
+    if value < low or value > high or (open_low and value == low):
+        left = f"more than {low:g}" if open_low else f"at least {low:g}"
+        bounds = left if high == math.inf else f"{left} and at most {high:g}"
+        raise UsageError(f"{what} must be {bounds}, got {value!r}")
+    return float(value)
+
+
+def whole(what: str, value: Any, *, low: int = 1) -> int:
+    """A whole number of at least `low`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise UsageError(f"{what} must be a whole number of at least {low}, got {value!r}")
+    return value
+
+
+def probability(what: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise UsageError(f"{what} is a probability and must lie in [0, 1], got {value!r}")
+    return float(value)

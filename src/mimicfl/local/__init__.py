@@ -1,0 +1,1 @@
+"""The client's side: models, losses, learning rates and local SGD."""

@@ -1,0 +1,84 @@
+"""Local SGD: the only client-side training code there is.
+
+The client's part of all five algorithms is one affine rule, h = grad F_i(w; batch) + shift + mu (w - w_t), applied K times.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UsageError, whole
+from ..params import Workspace
+from .losses import Loss
+from .lr import schedule
+
+
+@dataclass(frozen=True)
+class LocalSGD:
+    """What a client does in a round: `epochs` passes over its data, or `steps` steps, of SGD with rate `lr`.
+
+    `batch_size=None` is full-batch gradient descent. Every pass is a new shuffle; its last batch may be smaller.
+    """
+
+    epochs: int | None = None
+    batch_size: int | None = 16
+    lr: Any = 0.01
+    steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.epochs is not None and self.steps is not None:
+            raise UsageError("give epochs or steps, not both")
+        if self.epochs is None and self.steps is None:
+            object.__setattr__(self, "epochs", 1)
+        for name in ("epochs", "steps", "batch_size"):
+            if getattr(self, name) is not None:
+                whole(name, getattr(self, name))
+        schedule(self.lr)
+
+    def batch_sizes(self, samples: int) -> list[int]:
+        """The sizes of all K batches of one round for a client with so many samples."""
+        size = min(self.batch_size or samples, samples)
+        per_pass = [size] * (samples // size) + ([samples % size] if samples % size else [])
+        if self.epochs is not None:
+            return per_pass * self.epochs
+        assert self.steps is not None
+        return (per_pass * math.ceil(self.steps / len(per_pass)))[: self.steps]
+
+    def order(self, samples: int, sizes: list[int], rng: np.random.Generator) -> np.ndarray:
+        """Which samples those batches hold: as many shuffled passes as are needed, end to end."""
+        count = sum(sizes)
+        passes = [rng.permutation(samples) for _ in range(math.ceil(count / samples))]
+        return np.concatenate(passes)[:count]
+
+
+def local_update(
+    work: Workspace, batches: Iterable[tuple[Tensor, Tensor]], eta_L: float, loss: Loss, shift: Tensor | float = 0.0, mu: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Train the workspace in place; returns g = sum of h over the K steps, [d], and the sum of the batch losses.
+
+    g is accumulated: (w_t - w) / eta_L would lose digits once eta_L is small.
+    """
+    w, grad = work.w, work.grad
+    w_t = w.clone() if mu else w
+    g = torch.zeros_like(w)
+    total = torch.zeros((), dtype=w.dtype, device=w.device)
+    shifted = isinstance(shift, Tensor) or shift != 0.0
+    for x, y in batches:
+        grad.zero_()
+        value = loss(work.module(x), y)
+        value.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            h = grad
+            if shifted:
+                h = h + shift
+            if mu:
+                h = h + mu * (w - w_t)
+            g += h
+            w.sub_(h, alpha=eta_L)
+            total += value.detach()
+    return g, total

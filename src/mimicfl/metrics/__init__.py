@@ -1,0 +1,1 @@
+"""What a run measures and keeps: evaluation, history, and the run folder."""

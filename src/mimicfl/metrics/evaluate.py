@@ -1,0 +1,60 @@
+"""How good a model is: loss and accuracy over held-out samples, by class, and by client."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.clients import Holdout
+from ..local.losses import Loss
+
+
+@dataclass(frozen=True)
+class Score:
+    loss: float
+    accuracy: float | None  # None for regression
+    class_accuracy: list[float | None]  # None for a class without test samples
+    correct: Tensor | None  # [n] bool, one per sample
+
+
+def correct(output: Tensor, target: Tensor) -> Tensor | None:
+    """Which samples are classified rightly, [n]; None where the targets are not classes."""
+    if target.is_floating_point():
+        return None
+    single = output.ndim < 2 or output.shape[1] == 1
+    predicted = (output.view(-1) > 0).long() if single else output.argmax(dim=1)
+    hits = predicted == target.view_as(predicted)
+    return hits if hits.ndim == 1 else hits.flatten(1).all(dim=1)
+
+
+@torch.no_grad()
+def evaluate(module: nn.Module, samples: Holdout, loss: Loss, num_classes: int) -> Score:
+    """One pass in evaluation mode; the mean loss weighs every sample equally."""
+    training = module.training
+    module.eval()
+    total, count = 0.0, 0
+    hits: list[Tensor] = []
+    for x, y in samples:
+        output = module(x)
+        total += float(loss(output, y)) * len(y)
+        count += len(y)
+        if (hit := correct(output, y)) is not None:
+            hits.append(hit)
+    module.train(training)
+    if not hits:
+        return Score(total / count, None, [], None)
+    every = torch.cat(hits)
+    labels = samples.y.reshape(len(samples.y), -1)[:, 0]
+    sizes = torch.bincount(labels, minlength=num_classes).tolist()
+    right = torch.bincount(labels, weights=every.double(), minlength=num_classes).tolist()
+    by_class = [r / n if n else None for r, n in zip(right, sizes, strict=True)]
+    return Score(total / count, float(every.double().mean()), by_class, every)
+
+
+def client_accuracy(train: Score, split: list[np.ndarray]) -> list[float]:
+    """The model's accuracy on every client's own samples, participants or not."""
+    if train.correct is None:
+        return []
+    hits = train.correct.cpu().numpy()
+    return [float(hits[part].mean()) for part in split]

@@ -1,0 +1,69 @@
+"""`History`: what a run leaves behind."""
+
+import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from .. import params
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+Row = dict[str, Any]
+
+
+@dataclass
+class History:
+    """Rows (one dict a round), the final parameters, and who was there.
+
+    A row holds: round, active (how many), clients (which), empty, local_lr, global_lr, train_loss, test_loss,
+    test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploadings as the paper counts them),
+    vectors_up, vectors_down, bytes_up, bytes_down.
+    """
+
+    rows: list[Row]
+    params: Tensor = field(repr=False)  # [d]
+    num_clients: int
+    client_accuracy: list[float] = field(default_factory=list, repr=False)  # on each client's own samples, after the last round
+    class_counts: np.ndarray | None = field(default=None, repr=False)  # [N, classes]
+    buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    config: dict[str, Any] = field(default_factory=dict, repr=False)
+    template: nn.Module | None = field(default=None, repr=False)
+
+    def model(self) -> nn.Module:
+        """The trained module, a new copy."""
+        if self.template is None:
+            raise ValueError("this history was read from a folder and has no module: load history.params into your own")
+        module = params.load(copy.deepcopy(self.template), self.params)
+        for name, value in module.named_buffers():
+            if name in self.buffers:
+                value.copy_(self.buffers[name])
+        return module
+
+    @property
+    def available(self) -> np.ndarray:
+        """Who was there, bool [rounds, clients]."""
+        available = np.zeros((len(self.rows), self.num_clients), dtype=bool)
+        for t, row in enumerate(self.rows):
+            available[t, row["clients"]] = True
+        return available
+
+    def last(self, key: str) -> Any:
+        """The last value of a column that is not None."""
+        return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """The rows as a data frame (needs pandas)."""
+        import pandas
+
+        return pandas.DataFrame(self.rows).set_index("round")
+
+    def plot(self) -> "Figure":
+        """Accuracy (or loss) against uploads, as a matplotlib figure."""
+        from ..report.figures import curves
+
+        return curves([self])

@@ -1,0 +1,190 @@
+"""One run = one folder, safe against SIGKILL at any moment.
+
+    config.toml              the settings, written first
+    env.json                 versions and hardware
+    rows.jsonl               one line a round, appended
+    checkpoint.safetensors   model, algorithm state and round; replaced in one step, after the rows it counts are on disk
+    final.safetensors        written last: its presence means that the run is finished
+
+Rows beyond the checkpoint, or half a line of them, are what a killed run leaves; reading ignores the half line and
+resuming trains those rounds again.
+"""
+
+import contextlib
+import json
+import os
+import tomllib
+import zlib
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import UsageError
+from ..files import explained, replacing, sweep, write_text
+from ..toml import dumps
+from .environment import environment
+
+try:
+    import fcntl
+except ImportError:  # not on Windows: two processes in one folder are then the user's care
+    fcntl = None  # type: ignore[assignment]
+
+FORMAT = "mimicfl-1"
+Row = dict[str, Any]
+
+
+class RunFolder:
+    """A run on disk: open an existing one with `RunFolder(path)`, begin or continue one with `RunFolder.claim(path, config)`."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.toml").is_file():
+            raise UsageError(f"{self.path} is not a run folder: it has no config.toml")
+        try:
+            self.config: dict[str, Any] = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+            raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
+        self._rows: TextIO | None = None
+        self._lock: TextIO | None = None
+
+    @classmethod
+    def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
+        """The folder for this run: new, or the same run's from before; another run's is refused and left alone."""
+        path = Path(path)
+        with explained(path):
+            path.mkdir(parents=True, exist_ok=True)
+        if (path / "config.toml").exists():
+            _same_run(cls(path), config)
+        elif others := [p.name for p in path.iterdir() if not p.name.startswith(".")]:
+            raise UsageError(f"{path} is not empty and not a run folder (it holds {sorted(others)[0]}): choose another folder")
+        else:
+            write_text(path / "env.json", json.dumps(environment(), indent=2) + "\n")
+            write_text(path / "config.toml", dumps(config))
+        folder = cls(path)
+        folder.lock()
+        return folder
+
+    def lock(self) -> None:
+        """Hold the folder against a second writer; the lock goes with the process, however it ends."""
+        if fcntl is None:
+            return
+        with explained(self.path):
+            self._lock = (self.path / ".lock").open("a")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._lock.close()
+                raise UsageError(f"{self.path} is being written by another process: wait for it or choose another folder") from None
+        sweep(self.path)
+
+    def close(self) -> None:
+        for handle in (self._rows, self._lock):
+            if handle is not None:
+                with contextlib.suppress(OSError):
+                    handle.close()
+        self._rows = self._lock = None
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "final.safetensors").is_file()
+
+    def environment(self) -> dict[str, Any]:
+        try:
+            return dict(json.loads((self.path / "env.json").read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return {}
+
+    def rows(self) -> list[Row]:
+        """All whole rows; what follows the first torn line is dropped."""
+        file = self.path / "rows.jsonl"
+        rows: list[Row] = []
+        if not file.is_file():
+            return rows
+        for line in file.read_bytes().split(b"\n")[:-1]:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                break
+            if not isinstance(row, dict) or row.get("round") != len(rows):
+                break
+            rows.append(row)
+        return rows
+
+    def append(self, row: Row) -> None:
+        with explained(self.path / "rows.jsonl"):
+            if self._rows is None:
+                self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
+            self._rows.write(json.dumps(row, allow_nan=False) + "\n")
+            self._rows.flush()
+
+    def keep_rows(self, rows: list[Row]) -> None:
+        """Cut the file back to these rows, in one step."""
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+        write_text(self.path / "rows.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+    def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
+        """Write `checkpoint` or `final` with a checksum, after the rows are safely on disk."""
+        if self._rows is not None:
+            with explained(self.path / "rows.jsonl"):
+                os.fsync(self._rows.fileno())
+        flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+        file = self.path / f"{name}.safetensors"
+        with replacing(file) as partial:
+            try:
+                save_file(flat, partial, metadata={"format": FORMAT, "crc32": _checksum(flat), **facts})
+            except SafetensorError as error:  # the library wraps the operating system's error in its own
+                raise OSError(str(error)) from error
+
+    def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
+        """The tensors and facts of `checkpoint` or `final`, or None if it was never written."""
+        file = self.path / f"{name}.safetensors"
+        if not file.is_file():
+            return None
+        try:
+            with safe_open(file, framework="pt") as opened:
+                facts = dict(opened.metadata() or {})
+                tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise UsageError(f"{file} is damaged ({error}): delete it to train this run again from the start") from None
+        if facts.get("format") != FORMAT:
+            raise UsageError(f"{file} was not written by this version of mimicfl (format {facts.get('format')!r})")
+        if facts.get("crc32") != _checksum(tensors):
+            raise UsageError(f"{file} is damaged (its checksum is wrong): delete it to train this run again from the start")
+        return tensors, facts
+
+
+def _checksum(tensors: dict[str, Tensor]) -> str:
+    crc = 0
+    for key in sorted(tensors):
+        raw = tensors[key].reshape(-1).view(torch.uint8) if tensors[key].numel() else torch.empty(0, dtype=torch.uint8)
+        crc = zlib.crc32(memoryview(raw.numpy()), zlib.crc32(key.encode(), crc))
+    return f"{crc:08x}"
+
+
+def _same_run(folder: RunFolder, config: dict[str, Any]) -> None:
+    plain = tomllib.loads(dumps(config))
+    for key in sorted(plain.keys() | folder.config.keys()):
+        if plain.get(key) != folder.config.get(key):
+            raise UsageError(
+                f"{folder.path} holds another run ({key} is {folder.config.get(key)!r} there and {plain.get(key)!r} here): choose another folder"
+            )
+
+
+def find_runs(paths: list[str | Path]) -> list[RunFolder]:
+    """The run folders at or below these paths, in order."""
+    found: dict[Path, RunFolder] = {}
+    for path in map(Path, paths):
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
+        below = [path] if (path / "config.toml").is_file() else sorted(p.parent for p in path.glob("**/config.toml"))
+        if not below:
+            raise UsageError(f"{path} holds no run: no config.toml in it or below it")
+        for folder in below:
+            found.setdefault(folder.resolve(), RunFolder(folder))
+    return list(found.values())

@@ -1,0 +1,116 @@
+"""Things with names: one small language for algorithms, availability, partitions, models and rates.
+
+`bounded:20,phase=random` is a name, positional arguments and keyword arguments. The same text works on the
+command line and in TOML; `Registry.make` turns it into the object, `describe` turns the object back into the text.
+"""
+
+import dataclasses
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from .errors import UsageError, nearest
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names of one kind of thing, e.g. `Registry("algorithm")`."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.factories: dict[str, Callable[..., T]] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self.factories))
+
+    def register(self, name: str, factory: Callable[..., Any] | None = None) -> Any:
+        """`register("mine", Mine)`, or as a decorator: `@register("mine")`."""
+        if factory is None:
+            return lambda it: self.register(name, it)
+        self.factories[name] = factory
+        return factory
+
+    def find(self, name: str) -> Callable[..., T]:
+        if name not in self.factories:
+            raise UsageError(f"{self.kind} {name!r} is unknown; {nearest(name, self.factories)}")
+        return self.factories[name]
+
+    def name_of(self, thing: object) -> str:
+        """The name a thing's class (or the function itself) is registered under, else the class's own name."""
+        for name, factory in self.factories.items():
+            if factory is thing or factory is type(thing):
+                return name
+        return getattr(thing, "__name__", type(thing).__name__)
+
+    def make(self, spec: str, **context: Any) -> T:
+        """Build the thing that `spec` names.
+
+        `context` holds what the caller knows (labels, a seed, ...); a factory is handed those it has parameters for,
+        and the spec's positional arguments fill the remaining parameters in order.
+        """
+        name, args, options = parse(spec)
+        factory = self.find(name)
+        parameters = inspect.signature(factory).parameters
+        given = {key: value for key, value in context.items() if key in parameters}
+        spread = [p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL]
+        free = [p.name for p in parameters.values() if p.name not in given and p.kind is not p.VAR_KEYWORD]
+        for key in options:
+            if key not in free:
+                known = f"it has: {', '.join(free)}" if free else "it has none"
+                raise UsageError(f"{self.kind} {name!r} has no option {key!r}; {known}")
+        if not spread and len(args) > len(free):
+            raise UsageError(f"{self.kind} {spec!r} has too many values; {name} takes {', '.join(free) or 'none'}")
+        if spread:
+            return factory(*args, **options, **given)
+        named = dict(zip(free, args, strict=False))
+        if twice := named.keys() & options.keys():
+            raise UsageError(f"{self.kind} {spec!r} gives {twice.pop()!r} twice")
+        missing = [p for p in free if parameters[p].default is inspect.Parameter.empty and p not in named | options]
+        if missing:
+            raise UsageError(f"{self.kind} {name!r} needs {missing[0]!r}, as in {name}:{missing[0]}=...")
+        return factory(**named, **options, **given)
+
+
+def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
+    """Split `name:1,0.5,key=[1,2]` into its name, positional values and options."""
+    name, _, rest = spec.strip().partition(":")
+    args: list[Any] = []
+    options: dict[str, Any] = {}
+    for part in re.split(r",(?![^\[]*\])", rest) if rest else []:
+        key, equals, text = part.partition("=")
+        if equals:
+            options[key.strip().replace("-", "_")] = _value(text)
+        elif options:
+            raise UsageError(f"in {spec!r} the bare value {part!r} follows a named one: write name=value")
+        else:
+            args.append(_value(part))
+    return name, args, options
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text.strip()
+
+
+def describe(registry: Registry[Any], thing: object) -> str:
+    """The spec of a thing; fields that still have their default value are left out."""
+    if isinstance(thing, str):
+        return thing
+    name = registry.name_of(thing)
+    if not dataclasses.is_dataclass(thing) or isinstance(thing, type):
+        return name
+    parts = []
+    for field in dataclasses.fields(thing):
+        value = getattr(thing, field.name)
+        if field.repr and not _equal(value, field.default):
+            parts.append(f"{field.name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
+    return name + (":" + ",".join(parts) if parts else "")
+
+
+def _equal(value: object, default: object) -> bool:
+    return type(value) is type(default) and value == default

@@ -1,0 +1,35 @@
+"""One seed becomes independent named streams, keyed (purpose, round, client).
+
+Nothing in mimicfl draws from a global generator. A stream depends on its key alone, so the order of clients,
+the size of a chunk, fusing runs or resuming one cannot change what is drawn.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def _digest(seed: int, purpose: str, keys: tuple[int, ...]) -> bytes:
+    text = ":".join([str(seed), purpose, *map(str, keys)])
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
+    """The random numbers of one purpose, e.g. `stream(seed, "batches", t, client)`."""
+    key = np.frombuffer(_digest(seed, purpose, keys), dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+@contextmanager
+def torch_stream(seed: int, purpose: str, *keys: int, device: torch.device | None = None) -> Iterator[None]:
+    """Run torch's own random layers (dropout, initialisation) on a keyed stream; the caller's generator is untouched."""
+    number = int.from_bytes(_digest(seed, purpose, keys)[:8], "little") >> 1
+    cuda = [device.index or 0] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
+        torch.random.default_generator.manual_seed(number)
+        if cuda:
+            torch.cuda.manual_seed(number)
+        yield

@@ -1,0 +1,20 @@
+"""Writing flat TOML; the standard library only reads it."""
+
+import json
+from typing import Any
+
+
+def dumps(settings: dict[str, Any]) -> str:
+    """Settings as TOML lines; None is left out, since TOML has no word for it."""
+    return "".join(f"{key} = {_value(value)}\n" for key, value in settings.items() if value is not None)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    # A JSON string is a TOML basic string, except for DEL, which TOML wants escaped.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
