@@ -45,7 +45,9 @@ class Experiment:
     loss: str = setting("auto", "cross-entropy, binary, mse", "NAME")
     algorithm: str = setting("mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic", "SPEC")
     availability: str = setting(
-        "time-varying:0.1", "always, bounded:20, static:0.1, time-varying:0.1, markov:0.1,0.5, cyclic:20,4, label-correlated, explicit:FILE", "SPEC"
+        "time-varying:0.1",
+        "always, bounded:20, static:0.1, time-varying:0.1, markov:0.1,0.5, cyclic:20,4, label-correlated, explicit:FILE",
+        "SPEC",
     )
     rounds: int | None = setting(None, "stop after so many rounds", "T")
     uploads: int | None = setting(None, "stop after so many model uploadings (SCAFFOLD uses 2 a round)", "U")
@@ -56,7 +58,9 @@ class Experiment:
     global_lr: float | str = setting("local", "global rate, or 'local' to follow the local one", "RATE")
     update: str = setting("sum", "g_i is the sum of the local gradients (model averaging) or their mean (the paper's formula)", "sum|mean")
     weighting: str = setting("uniform", "clients count equally or by their samples", "uniform|samples")
-    preset: str = setting("none", "'authors': memory in eta*g units and a rate floor of 1e-5, as in the script of the paper's authors", "none|authors")
+    preset: str = setting(
+        "none", "'authors': memory in eta*g units and a rate floor of 1e-5, as in the script of the paper's authors", "none|authors"
+    )
     seed: int = setting(0, "everything random follows from it", "S")
     device: str = setting("cpu", "cpu, cuda or auto", "NAME")
     dtype: str = setting("float32", "float32 or float64", "NAME")

@@ -9,11 +9,12 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, overload
 
 from .errors import UsageError, nearest
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
@@ -26,7 +27,13 @@ class Registry(Generic[T]):
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.factories))
 
-    def register(self, name: str, factory: Callable[..., Any] | None = None) -> Any:
+    @overload
+    def register(self, name: str) -> Callable[[F], F]: ...
+
+    @overload
+    def register(self, name: str, factory: F) -> F: ...
+
+    def register(self, name: str, factory: Any = None) -> Any:
         """`register("mine", Mine)`, or as a decorator: `@register("mine")`."""
         if factory is None:
             return lambda it: self.register(name, it)

@@ -65,7 +65,9 @@ def resume(path: str | Path, progress: Reporter | None = None) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
     folder = RunFolder(path)
     if folder.config.get("source") == "python":
-        raise UsageError(f"{path} was started from Python with objects of its own: call simulate(..., out={str(path)!r}) again with the same arguments")
+        raise UsageError(
+            f"{path} was started from Python with objects of its own: call simulate(..., out={str(path)!r}) again with the same arguments"
+        )
     return run(from_dict(folder.config, str(folder.path / "config.toml")), path, progress)
 
 
@@ -128,7 +130,8 @@ def load_plugins(plugins: Sequence[str]) -> None:
         if getattr(sys.modules.get(label), "__file__", None) == str(file):
             continue
         spec = importlib.util.spec_from_file_location(label, file)
-        assert spec and spec.loader
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[label] = module
         try:

@@ -27,9 +27,12 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
 def torch_stream(seed: int, purpose: str, *keys: int, device: torch.device | None = None) -> Iterator[None]:
     """Run torch's own random layers (dropout, initialisation) on a keyed stream; the caller's generator is untouched."""
     number = int.from_bytes(_digest(seed, purpose, keys)[:8], "little") >> 1
-    cuda = [device.index or 0] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.random.default_generator.manual_seed(number)
-        if cuda:
-            torch.cuda.manual_seed(number)
+    gpus: list[int] = []
+    if device is not None and device.type == "cuda":
+        gpus = [torch.cuda.current_device() if device.index is None else device.index]
+    with torch.random.fork_rng(devices=gpus):
+        # Seed just these generators: torch.manual_seed would also reseed GPUs that this run does not use.
+        torch.default_generator.manual_seed(number)
+        for index in gpus:
+            torch.cuda.default_generators[index].manual_seed(number)
         yield

@@ -30,7 +30,7 @@ class Observed:
         if self.gaps.size:
             lines[2] += f"; gaps: median {np.median(self.gaps):.0f}, 90 % within {np.quantile(self.gaps, 0.9):.0f}"
         if self.never_seen:
-            lines.append(f"{self.never_seen} clients never appear")
+            lines.append(f"{self.never_seen} client{'s never appear' if self.never_seen > 1 else ' never appears'}")
         elif self.all_seen_at is not None:
             lines.append(f"everybody has been seen after round {self.all_seen_at}")
         return lines

@@ -96,7 +96,7 @@ class Bounded(Pattern):
         rng = stream(seed, "availability")
         period = np.maximum(rng.integers(0, self.tau_max + 1, size=num_clients), 1)
         start = rng.integers(0, period) if self.phase == "random" else 0
-        return (np.arange(rounds)[:, None] + start) % period == 0
+        return np.asarray((np.arange(rounds)[:, None] + start) % period == 0)
 
 
 @register("static")
@@ -235,9 +235,13 @@ class Explicit(Pattern):
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         have_rounds, have_clients = self.values.shape
         if have_clients != num_clients:
-            raise UsageError(f"availability has {have_clients} clients, the partition made {num_clients}: pass num_clients={have_clients} or repartition")
+            raise UsageError(
+                f"availability has {have_clients} clients, the partition made {num_clients}: pass num_clients={have_clients} or repartition"
+            )
         if have_rounds < rounds:
-            raise UsageError(f"the explicit schedule has {have_rounds} rounds, the run asks for {rounds}: lower rounds or give a longer schedule")
+            raise UsageError(
+                f"the explicit schedule has {have_rounds} rounds, the run asks for {rounds}: lower rounds or give a longer schedule"
+            )
         return self.values[:rounds]
 
 

@@ -85,11 +85,11 @@ def from_python_batch(file: Path) -> bytes:
     key = ""
     try:
         for opcode, argument, _ in pickletools.genops(file.read_bytes()):
-            if opcode.name in ("BINSTRING", "SHORT_BINSTRING"):
+            if isinstance(argument, str) and opcode.name in ("BINSTRING", "SHORT_BINSTRING"):
                 if len(argument) == 30_720_000:
                     pixels = argument.encode("latin-1")
                 key = argument if len(argument) < 20 else ""
-            elif opcode.name == "BININT1" and key == "labels":
+            elif isinstance(argument, int) and opcode.name == "BININT1" and key == "labels":
                 labels.append(argument)
         rows = np.frombuffer(pixels, np.uint8).reshape(10_000, 3072)
         return np.concatenate([np.array(labels, np.uint8)[:, None], rows], axis=1).tobytes()

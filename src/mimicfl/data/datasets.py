@@ -1,9 +1,9 @@
 """`load(name)`: find, fetch, verify and cache a dataset.
 
-    >>> import mimicfl as mf
-    >>> data = mf.datasets.load("digits")
-    >>> tuple(data.x_train.shape), data.num_classes
-    ((1437, 1, 8, 8), 10)
+>>> import mimicfl as mf
+>>> data = mf.datasets.load("digits")
+>>> tuple(data.x_train.shape), data.num_classes
+((1437, 1, 8, 8), 10)
 """
 
 from pathlib import Path
@@ -89,7 +89,8 @@ def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _fetchable(name: str, path: Path | None, fetch: bool) -> Data:
-    return Data(**obtain(name, path, fetch), name=name, **FETCHABLE[name].FACTS)
+    facts: dict[str, Any] = {**obtain(name, path, fetch), **FETCHABLE[name].FACTS}
+    return Data(**facts, name=name)
 
 
 @DATASETS.register("fmnist")

@@ -114,8 +114,7 @@ def _natural(ids: Any = None) -> Split:
     return by_ids(ids)
 
 
-for _name, _maker in {"shards": shards, "classes": classes, "dirichlet": dirichlet, "iid": iid, "natural": _natural}.items():
-    PARTITIONS.register(_name, _maker)
+PARTITIONS.factories |= {"shards": shards, "classes": classes, "dirichlet": dirichlet, "iid": iid, "natural": _natural}
 
 
 def _labels(labels: Any, num_clients: int) -> np.ndarray:
@@ -145,4 +144,4 @@ def _share(capacity: np.ndarray, total: int) -> np.ndarray:
     share = np.floor(ideal).astype(int)
     for c in np.argsort(-(ideal - share), kind="stable")[: total - int(share.sum())]:
         share[c] += 1
-    return share
+    return np.asarray(share)

@@ -27,6 +27,7 @@ class Ask:
     active: np.ndarray  # [m] sorted client numbers
     task: Task
     eta_L: float
+    eta: float  # eta_t, which only the server uses
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 import zlib
 from dataclasses import fields
 from pathlib import Path
@@ -24,23 +23,12 @@ from ..metrics.history import History, Row
 from ..metrics.store import RunFolder
 from ..params import Workspace, average_buffers
 from ..registry import describe
+from .checks import check_model, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints when no interval is given
-
-
-def pick_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device {name!r} is unknown; use cpu, cuda, cuda:0 or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' was asked for, but torch finds no GPU here: use device='cpu'")
-    return device
 
 
 class Run:
@@ -84,7 +72,9 @@ class Run:
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
-        self.optimum = data.optimum.to(self.device, dtype) if data.optimum is not None and len(data.optimum) == self.work.w.numel() else None
+        self.optimum = (
+            data.optimum.to(self.device, dtype) if data.optimum is not None and len(data.optimum) == self.work.w.numel() else None
+        )
 
         self.state = self.algorithm.init(self.work.w.clone(), len(self.split))
         self.buffers = self.work.buffers()
@@ -105,12 +95,11 @@ class Run:
         """What goes out in this round; None if nobody is there."""
         self.began = time.perf_counter()
         active = np.flatnonzero(self.available[self.t])
-        self.eta_L = self.local_lr(self.t, len(active)) if len(active) else None
-        self.eta = self.global_lr(self.t, len(active)) if len(active) else None
-        if self.eta_L is None:
+        if not len(active):
             return None
         task = self.algorithm.task(self.state, torch.from_numpy(active).to(self.device))
-        return Ask(self.t, self.seed, self.state.w, self.buffers, active, task, self.eta_L)
+        eta_L, eta = self.local_lr(self.t, len(active)), self.global_lr(self.t, len(active))
+        return Ask(self.t, self.seed, self.state.w, self.buffers, active, task, eta_L, eta)
 
     def tell(self, ask: Ask, answers: Answers) -> None:
         """The round's answers reach the server."""
@@ -118,10 +107,10 @@ class Run:
         share = self.share[active]
         weights = share / share.sum()
         g = answers.g if self.update == "sum" else answers.g / answers.K[:, None].to(answers.g.dtype)
-        step = algorithms.Step(self.t, self.eta, ask.eta_L, answers.K, weights, share, self.update)
+        step = algorithms.Step(self.t, ask.eta, ask.eta_L, answers.K, weights, share, self.update)
         self.state = self.algorithm.aggregate(self.state, active, g, step)
         if not bool(torch.isfinite(self.state.w).all()):
-            raise Diverged(f"the global model is no longer finite in round {self.t} (global rate {self.eta:g})")
+            raise Diverged(f"the global model is no longer finite in round {self.t} (global rate {ask.eta:g})")
         self.buffers = average_buffers(answers.buffers, weights)
         self._count(len(ask.active))
         self.score = None
@@ -144,8 +133,8 @@ class Run:
             "active": 0 if ask is None else len(ask.active),
             "clients": [] if ask is None else ask.active.tolist(),
             "empty": ask is None,
-            "local_lr": self.eta_L,
-            "global_lr": self.eta,
+            "local_lr": ask.eta_L if ask else None,
+            "global_lr": ask.eta if ask else None,
             **self.totals,
             "train_loss": None if answers is None else float(answers.loss.mean()),
             "test_loss": score.loss if score else None,
@@ -166,7 +155,7 @@ class Run:
             self.work.load(self.state.w, self.buffers)
             self.score = evaluate(self.work.module, self.test, self.loss, self.data.num_classes)
             if not np.isfinite(self.score.loss):
-                raise Diverged(f"the test loss is no longer finite after round {self.t} (global rate {self.eta or 0:g})")
+                raise Diverged(f"the test loss is no longer finite after round {self.t}")
         return self.score
 
     # -- the folder ----------------------------------------------------------------------------------------------
@@ -233,9 +222,19 @@ class Run:
             crc = 0
             arrays = [flat.numpy() for flat in (self.data.x_train, self.data.y_train, self.data.x_test, self.data.y_test)]
             for array in [*arrays, *self.split, self.available, self.share.cpu().numpy(), self.initial()]:
-                crc = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1), crc)
-            rates = [[rate(t, m) for rate in (self.local_lr, self.global_lr)] for t, m in enumerate(self.available.sum(axis=1).tolist()) if m]
-            words = [describe(algorithms.ALGORITHMS, self.algorithm), self.local.epochs, self.local.steps, self.local.batch_size, self.update, self.seed, rates]
+                crc = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), crc)
+            rates = [
+                [rate(t, m) for rate in (self.local_lr, self.global_lr)] for t, m in enumerate(self.available.sum(axis=1).tolist()) if m
+            ]
+            words = [
+                describe(algorithms.ALGORITHMS, self.algorithm),
+                self.local.epochs,
+                self.local.steps,
+                self.local.batch_size,
+                self.update,
+                self.seed,
+                rates,
+            ]
             self._fingerprint = f"{zlib.crc32(json.dumps(words).encode(), crc):08x}"
         return self._fingerprint
 
@@ -265,27 +264,4 @@ class Run:
             {name: value.cpu() for name, value in self.buffers.items()},
             getattr(self, "config", {}),
             self.template,
-        )
-
-
-def check_model(module: nn.Module, test: Holdout, data: Data) -> None:
-    """Does the model take these samples, and are its outputs enough for the classes?"""
-    module.eval()
-    x, _ = next(iter(test))
-    shape = tuple(data.x_train.shape[1:])
-    try:
-        with torch.no_grad():
-            output = module(x[:2])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).splitlines()[0]
-        raise UsageError(f"the model cannot take samples of shape {shape}: {first}") from error
-    module.train()
-    outputs = output.shape[1] if isinstance(output, Tensor) and output.ndim > 1 else 1
-    if data.num_classes > outputs and not (outputs == 1 and data.num_classes == 2):
-        raise UsageError(f"the model has {outputs} outputs, the data has {data.num_classes} classes: give its last layer {data.num_classes}")
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-        warnings.warn(
-            "the model has BatchNorm: its running statistics are averaged over the active clients but get no correction; "
-            "GroupNorm has none and suits federated learning better",
-            stacklevel=4,
         )

@@ -109,5 +109,3 @@ def _from_python(run: Run, global_lr: Any, weighting: str) -> dict[str, Any]:
         "weighting": weighting,
         "seed": run.seed,
     }
-
-

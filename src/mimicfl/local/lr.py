@@ -1,9 +1,9 @@
 """Learning rates as functions of the round t (from 0) and the number of active clients |S_t|.
 
-    >>> from mimicfl import lr
-    >>> rate = lr.geometric(0.01, 0.95)
-    >>> rate(0), round(rate(1), 6)
-    (0.01, 0.0095)
+>>> from mimicfl import lr
+>>> rate = lr.geometric(0.01, 0.95)
+>>> rate(0), round(rate(1), 6)
+(0.01, 0.0095)
 """
 
 import inspect

@@ -1,14 +1,15 @@
 """Models of the paper and small ones for quick work; any other `nn.Module` is as welcome.
 
-    >>> from mimicfl import models
-    >>> sum(p.numel() for p in models.LeNet().parameters())
-    44426
+>>> from mimicfl import models
+>>> sum(p.numel() for p in models.LeNet().parameters())
+44426
 """
 
+import itertools
 import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..data.dataset import Data
 from ..errors import UsageError, whole
@@ -26,7 +27,7 @@ class MLP(nn.Sequential):
         if len(sizes) < 2:
             raise UsageError("an MLP needs at least its input and output size, as in MLP(64, 32, 10)")
         layers: list[nn.Module] = [nn.Flatten()]
-        for inside, outside in zip(sizes[:-1], sizes[1:], strict=True):
+        for inside, outside in itertools.pairwise(sizes):
             layers += [nn.Linear(whole("layer size", inside), whole("layer size", outside)), nn.ReLU()]
         super().__init__(*layers[:-1])
 

@@ -71,7 +71,7 @@ def local_update(
     for x, y in batches:
         grad.zero_()
         value = loss(work.module(x), y)
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         with torch.no_grad():
             h = grad
             if shifted:

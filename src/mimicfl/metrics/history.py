@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from .. import params
+from .store import RunFolder
 
 if TYPE_CHECKING:
     import pandas
@@ -67,3 +69,24 @@ class History:
         from ..report.figures import curves
 
         return curves([self])
+
+
+def read(folder: RunFolder) -> History:
+    """The history of a run folder, finished or not."""
+    tensors, _ = folder.load("final") or ({}, {})
+    if not tensors:
+        saved, _ = folder.load("checkpoint") or ({}, {})
+        tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
+    counts = tensors.get("class_counts")
+    accuracy = tensors.get("client_accuracy")
+    rows = folder.rows()
+    busiest = max((max(row["clients"], default=-1) for row in rows), default=-1) + 1
+    return History(
+        rows=rows,
+        params=tensors.get("params", torch.empty(0)),
+        num_clients=int(folder.config.get("num_clients", busiest)),
+        client_accuracy=[] if accuracy is None else accuracy.tolist(),
+        class_counts=None if counts is None else counts.numpy(),
+        buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
+        config=folder.config,
+    )

@@ -163,7 +163,7 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     crc = 0
     for key in sorted(tensors):
         raw = tensors[key].reshape(-1).view(torch.uint8) if tensors[key].numel() else torch.empty(0, dtype=torch.uint8)
-        crc = zlib.crc32(memoryview(raw.numpy()), zlib.crc32(key.encode(), crc))
+        crc = zlib.crc32(raw.numpy().data, zlib.crc32(key.encode(), crc))
     return f"{crc:08x}"
 
 
@@ -171,9 +171,8 @@ def _same_run(folder: RunFolder, config: dict[str, Any]) -> None:
     plain = tomllib.loads(dumps(config))
     for key in sorted(plain.keys() | folder.config.keys()):
         if plain.get(key) != folder.config.get(key):
-            raise UsageError(
-                f"{folder.path} holds another run ({key} is {folder.config.get(key)!r} there and {plain.get(key)!r} here): choose another folder"
-            )
+            difference = f"{key} is {folder.config.get(key)!r} there and {plain.get(key)!r} here"
+            raise UsageError(f"{folder.path} holds another run ({difference}): choose another folder")
 
 
 def find_runs(paths: list[str | Path]) -> list[RunFolder]:

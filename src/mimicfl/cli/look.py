@@ -1,0 +1,85 @@
+"""`report`, `data`, `availability`: the commands that only look."""
+
+import argparse
+import itertools
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from .. import availability as patterns
+from ..config import read_toml
+from ..data import datasets
+from ..data.datasets import ABOUT, FETCHABLE, cached, obtain
+from ..data.partition import PARTITIONS
+from ..errors import UsageError, one_of, whole
+from ..report import figures
+from ..report.report import build
+from ..runner import load_plugins
+from .options import experiment
+from .train import print_report
+
+
+def report(arguments: argparse.Namespace, console: Console) -> None:
+    print_report(console, build(arguments.runs, arguments.out))
+
+
+def data(arguments: argparse.Namespace, console: Console) -> None:
+    if arguments.action == "list":
+        for name, about in ABOUT.items():
+            where = "" if name not in FETCHABLE else f"  [{'in ' + str(cached(name)) if cached(name).is_file() else 'not fetched yet'}]"
+            console.print(f"{name:10} {about}{where}", markup=False, highlight=False, soft_wrap=True)
+        return
+    if not arguments.name:
+        raise UsageError(f"say which dataset to fetch: mimicfl data fetch {sorted(FETCHABLE)[1]}")
+    name = one_of("dataset", arguments.name, ABOUT)
+    if name not in FETCHABLE:
+        console.print(f"{name} needs no fetching")
+        return
+    arrays = obtain(name, Path(arguments.path) if arguments.path else None)
+    sizes = f"{len(arrays['x_train']):,} training and {len(arrays['x_test']):,} test images"
+    console.print(f"{name}: {sizes}, verified, in {cached(name)}", highlight=False, soft_wrap=True)
+
+
+def availability(arguments: argparse.Namespace, console: Console) -> None:
+    settings = read_toml(arguments.file) if arguments.file else {}
+    load_plugins(settings.get("plugins", []) + (arguments.plugins or []))
+    pattern = patterns.make(arguments.pattern)
+    clients, rounds = whole("--clients", arguments.clients), whole("--rounds", arguments.rounds)
+    counts = None
+    if isinstance(pattern, patterns.LabelCorrelated):
+        e = experiment(argparse.Namespace(), {"dataset": arguments.dataset, "num_clients": clients, "seed": arguments.seed}).resolved()
+        loaded = datasets.load(e.dataset, num_clients=clients, seed=e.seed)
+        split = PARTITIONS.make(e.partition, labels=loaded.y_train, ids=loaded.ids, num_clients=clients, seed=e.seed)
+        counts = loaded.class_counts(split)
+    elif isinstance(pattern, patterns.Explicit):
+        rounds, clients = pattern.values.shape
+    available = patterns.schedule(pattern, rounds, clients, arguments.seed, counts)
+    console.print(f"{arguments.pattern}, seed {arguments.seed}: clients down, rounds across", highlight=False)
+    console.print(draw(available, console.width - 14))
+    for sentence in patterns.observe(available).sentences():
+        console.print(sentence, highlight=False)
+    if arguments.out:
+        target = Path(arguments.out)
+        one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
+        figures.save(figures.availability(available, f"{arguments.pattern}, seed {arguments.seed}"), target)
+        console.print(f"picture {target}", highlight=False, soft_wrap=True)
+
+
+def draw(available: np.ndarray, width: int, most_clients: int = 60) -> Text:
+    """The schedule in characters: a full block was there, a shade was there in part of the rounds that one character holds."""
+    rounds, clients = available.shape
+    columns = min(rounds, max(10, width))
+    edges = np.linspace(0, rounds, columns + 1).astype(int)
+    shown = min(clients, most_clients)
+    text = Text(no_wrap=True)
+    for i in range(shown):
+        share = [available[a:b, i].mean() for a, b in itertools.pairwise(edges)]
+        marks = "".join("·" if s == 0 else "█" if s == 1 else "▓" if s > 0.5 else "▒" if s > 0.25 else "░" for s in share)
+        text.append(f"{i:4} ", style="dim")
+        text.append(marks, style="cyan")
+        text.append(f" {100 * available[:, i].mean():4.0f} %\n", style="dim")
+    if clients > shown:
+        text.append(f"     ... and {clients - shown} more clients\n", style="dim")
+    return text

@@ -1,0 +1,62 @@
+"""Every setting of an experiment as a command-line option, made from the settings themselves."""
+
+import argparse
+import sys
+from typing import Any, NoReturn
+
+from ..config import SETTINGS, Experiment, from_dict, read_toml
+from ..errors import nearest
+
+ALIASES = {"num_clients": "--clients"}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that answers a misspelt option with the nearest right one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        if message.startswith("unrecognized arguments:"):
+            word = message.split(":", 1)[1].split()[0]
+            known = [option for action in self._actions for option in action.option_strings]
+            message = f"there is no option {word}; {nearest(word, known)}" if word.startswith("-") else f"unexpected word {word!r}"
+        sys.stderr.write(f"mimicfl: {message}\nTry: {self.prog} --help\n")
+        sys.exit(2)
+
+
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+    """`--dataset`, `--rounds`, ...: none given means the file's value or the default."""
+    group = parser.add_argument_group("settings (the same words in TOML)")
+    for name, field in SETTINGS.items():
+        if name in without:
+            continue
+        flags = [f"--{name.replace('_', '-')}", *([ALIASES[name]] if name in ALIASES else [])]
+        default = f" (default {field.default})" if field.default not in ("auto", None) and isinstance(field.default, (str, int)) else ""
+        many = name == "plugins"
+        text = field.metadata["help"] + default
+        if many:
+            group.add_argument("--plugin", dest=name, action="append", default=argparse.SUPPRESS, help=text, metavar="FILE")
+        else:
+            group.add_argument(*flags, dest=name, default=argparse.SUPPRESS, help=text, metavar=field.metadata["metavar"])
+
+
+def given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that stand on the command line."""
+    return {name: value for name, value in vars(arguments).items() if name in SETTINGS}
+
+
+def experiment(arguments: argparse.Namespace, defaults: dict[str, Any] | None = None) -> Experiment:
+    """Defaults, then the TOML file, then the options: the later wins."""
+    settings = dict(defaults or {})
+    own = given(arguments)
+    if getattr(arguments, "file", None):
+        settings |= {key.replace("-", "_"): value for key, value in read_toml(arguments.file).items()}
+    # A length given here replaces the one in the file, of whichever kind; likewise the local work.
+    for pair in (("rounds", "uploads"), ("epochs", "steps")):
+        if any(name in own for name in pair):
+            for name in pair:
+                settings.pop(name, None)
+    where = str(arguments.file) if getattr(arguments, "file", None) and not own else "settings"
+    return from_dict(settings | own, where)

@@ -1,0 +1,1 @@
+"""From run folders to tables, pictures and one HTML page; never trains."""

@@ -1,0 +1,75 @@
+"""Pictures: accuracy against uploads, and who was there when. PNG or SVG by the file's ending."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from ..files import replacing
+from ..metrics.history import History
+from .summary import AXES, METRICS, Group, group, main_metric
+
+INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
+
+
+def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads") -> Figure:
+    """One line per algorithm, mean over seeds, with a band of one standard deviation."""
+    groups: list[Group] = [g for g in runs if isinstance(g, Group)] or group([h for h in runs if isinstance(h, History)])
+    metric = main_metric(groups)
+    factor = 100 if metric == "test_accuracy" else 1
+    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    axes = figure.add_subplot()
+    for g in groups:
+        curve = g.curve(metric, axis)
+        x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
+        own = g.label.startswith("MimiC")
+        dashes = "--" if g.label.startswith("FedProx") else "-"  # a small mu follows FedAvg so closely that it would hide it
+        axes.plot(x, mean, dashes, color=g.color, label=g.label, linewidth=2.4 if own else 1.5, zorder=3 if own else 2)
+        axes.fill_between(x, mean - std, mean + std, color=g.color, alpha=0.15, linewidth=0)
+    if metric == "distance":
+        axes.set_yscale("log")
+    axes.set_xlabel(AXES[axis])
+    axes.set_ylabel(METRICS[metric])
+    axes.set_title(subtitle(groups), fontsize=10, color=INK, loc="left")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
+    axes.margins(x=0.01)
+    return figure
+
+
+def subtitle(groups: Sequence[Group]) -> str:
+    config = groups[0].runs[0].config if groups else {}
+    if not config:
+        return ""
+    seeds = max(len(g.runs) for g in groups)
+    words = [str(config.get("dataset", "")), f"{config.get('num_clients')} clients"] + [f"mean ± std of {seeds} seeds"] * (seeds > 1)
+    patterns = {str(run.config.get("availability")) for g in groups for run in g.runs}
+    return ", ".join(words) + (f"\n{patterns.pop()}" if len(patterns) == 1 else "")
+
+
+def availability(available: np.ndarray, title: str = "") -> Figure:
+    """Clients down, rounds across, dark where a client was there; at the right, how often."""
+    rounds, clients = available.shape
+    figure = Figure(figsize=(9, min(10, max(2.2, 0.11 * clients + 1.2))), layout="constrained")
+    grid = figure.add_gridspec(1, 2, width_ratios=[8, 1])
+    left = figure.add_subplot(grid[0])
+    palette = np.array([[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in (ABSENT, PRESENT)], dtype=np.uint8)
+    left.imshow(palette[available.T.astype(int)], aspect="auto", interpolation="nearest", extent=(-0.5, rounds - 0.5, clients - 0.5, -0.5))
+    left.set_xlabel("round")
+    left.set_ylabel("client")
+    left.set_title(title, fontsize=10, color=INK, loc="left")
+    right = figure.add_subplot(grid[1], sharey=left)
+    right.barh(np.arange(clients), 100 * available.mean(axis=0), color=PRESENT, height=0.8)
+    right.set_xlabel("% of rounds")
+    right.tick_params(labelleft=False)
+    right.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a picture whole; the ending (.png, .svg, .pdf) chooses the format."""
+    with replacing(path) as partial:
+        figure.savefig(partial, format=path.suffix.lstrip("."), dpi=150)
+    return path

@@ -1,0 +1,169 @@
+"""The report page: one HTML file with its data, style and script inside."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+
+from ..availability import observe
+from ..files import write_text
+from ..metrics.history import History
+from ..metrics.store import RunFolder
+from .summary import AXES, METRICS, Group, main_metric, series, verdict
+from .tables import HEADS, lines
+
+PAGE = Path(__file__).parent / "page"
+SHOWN_CLASSES = 6  # of a client, in the tooltip
+
+
+def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder]) -> Path:
+    """Write the page of these runs."""
+    page = jinja2.Environment(autoescape=True).from_string((PAGE / "template.html").read_text(encoding="utf-8"))
+    configs = [run.config for g in groups for run in g.runs]
+    data = _data(groups)
+    waiting = [f.path.name for f in folders if not f.finished]
+    text = page.render(
+        title=_title(groups, configs),
+        verdict=verdict(groups),
+        chips=_chips(configs),
+        unfinished=f"{len(waiting)} of {len(folders)} runs are not finished: {', '.join(waiting[:5])}. Go on with: mimicfl resume RUN"
+        if waiting
+        else "",
+        head=HEADS[main_metric(groups)],
+        lines=lines(groups),
+        colors=[g.color for g in groups],
+        has_classes=any(g["classes"] for g in data["groups"]),
+        has_clients=any(g["clients"] for g in data["groups"]),
+        settings=_settings(configs),
+        versions=_versions(folders),
+        runs=[str(f.path) for f in folders],
+        version=folders[0].environment().get("mimicfl", ""),
+        style=(PAGE / "style.css").read_text(encoding="utf-8"),
+        script=(PAGE / "page.js").read_text(encoding="utf-8"),
+        # "</script>" inside a text must not end the script element.
+        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    )
+    write_text(path, text)
+    return path
+
+
+def _title(groups: Sequence[Group], configs: Sequence[dict[str, Any]]) -> str:
+    datasets = ", ".join(sorted({str(c.get("dataset", "data")) for c in configs}))
+    who = (
+        groups[0].label
+        if len(groups) == 1
+        else " and ".join(g.label for g in groups)
+        if len(groups) == 2
+        else f"{len(groups)} ways to train"
+    )
+    return f"{who} on {datasets} while clients drop out"
+
+
+def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
+    config = configs[0]
+    patterns = list(dict.fromkeys(str(c.get("availability")) for c in configs))
+    work = f"{config.get('epochs')} local epochs" if config.get("epochs") else f"{config.get('steps')} local steps"
+    return [
+        f"{config.get('num_clients')} clients",
+        *[f"availability {pattern}" for pattern in patterns[:3]],
+        f"model {config.get('model')}",
+        *([f"partition {config['partition']}"] if "partition" in config else []),
+        work,
+        f"batch {config.get('batch_size') or 'full'}",
+        f"rate {config.get('lr')}",
+        f"update {config.get('update')}",
+    ]
+
+
+def _data(groups: Sequence[Group]) -> dict[str, Any]:
+    metrics = {key: name for key, name in METRICS.items() if any(g.finals(key) for g in groups)}
+    first = main_metric(groups)
+    metrics = {first: METRICS[first]} | metrics
+    schedules = _schedules([run for g in groups for run in g.runs])
+    return {"metrics": metrics, "axes": AXES, "schedules": schedules, "groups": [_group(g, metrics) for g in groups]}
+
+
+def _group(g: Group, metrics: dict[str, str]) -> dict[str, Any]:
+    curves = {m: {a: _rounded(g.curve(m, a).__dict__) for a in AXES} for m in metrics}
+    seeds = {m: {a: [_rounded(series(run.rows, m, a)) for run in g.runs] for a in AXES} for m in metrics}
+    by_class = [found for run in g.runs if (found := run.last("class_accuracy"))]
+    table = np.array(by_class, dtype=float) if by_class else np.empty((0, 0))
+    means = [None if np.isnan(column).any() else round(float(column.mean()), 4) for column in table.T]
+    return {
+        "label": g.label,
+        "color": g.color,
+        "strong": g.label.startswith("MimiC"),
+        "dashed": g.label.startswith("FedProx"),  # a small mu follows FedAvg so closely that it would hide it
+        "curves": curves,
+        "seeds": seeds,
+        "classes": means,
+        "clients": {_key(run): _rounded(run.client_accuracy) for run in g.runs if run.client_accuracy},
+    }
+
+
+def _key(run: History) -> str:
+    """Runs with one key saw the same schedule, as far as they went."""
+    c = run.config
+    return f"{c.get('availability')}, {c.get('dataset')}, {c.get('partition')}, {c.get('num_clients')} clients, seed {c.get('seed')}"
+
+
+def _schedules(runs: Sequence[History]) -> list[dict[str, Any]]:
+    longest: dict[str, History] = {}
+    for run in runs:
+        if run.rows and len(run.rows) > len(longest.get(_key(run), History([], run.params, 0)).rows):
+            longest[_key(run)] = run
+    patterns = {run.config.get("availability") for run in longest.values()}
+    return [_schedule(key, run, named=len(patterns) > 1) for key, run in longest.items()]
+
+
+def _schedule(key: str, run: History, named: bool) -> dict[str, Any]:
+    seen = observe(run.available)
+    return {
+        "key": key,
+        "title": f"{run.config.get('availability')}, " * named + f"seed {run.config.get('seed')}",
+        "rounds": seen.rounds,
+        "clients": seen.clients,
+        "active": [row["clients"] for row in run.rows],
+        "participation": [round(float(p), 4) for p in seen.participation],
+        "observed": seen.sentences(),
+        "labels": None if run.class_counts is None else [_holds(counts) for counts in run.class_counts],
+    }
+
+
+def _holds(counts: np.ndarray) -> str:
+    order = [c for c in np.argsort(-counts, kind="stable") if counts[c]]
+    words = [f"{counts[c]} of class {c}" for c in order[:SHOWN_CLASSES]]
+    return ", ".join(words) + (", ..." if len(order) > SHOWN_CLASSES else "")
+
+
+def _rounded(value: Any) -> Any:
+    """Six digits are more than a screen shows and keep the page small."""
+    if isinstance(value, dict):
+        return {key: _rounded(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _settings(configs: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    keys = list(dict.fromkeys(key for config in configs for key in config))
+    table = []
+    for key in keys:
+        values = list(dict.fromkeys(str(config[key]) for config in configs if config.get(key) not in (None, [], "")))
+        if values:
+            table.append((key, ", ".join(values)))
+    return table
+
+
+def _versions(folders: Sequence[RunFolder]) -> list[tuple[str, str]]:
+    found: dict[str, list[str]] = {}
+    for folder in folders:
+        for key, value in folder.environment().items():
+            if value is not None and key != "started":
+                found.setdefault(key, [])
+                if str(value) not in found[key]:
+                    found[key].append(str(value))
+    return [(key, ", ".join(values)) for key, values in found.items()]

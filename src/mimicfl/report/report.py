@@ -1,0 +1,39 @@
+"""`build(paths)`: everything the report makes, from run folders."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import UsageError
+from ..files import explained
+from ..metrics.history import read
+from ..metrics.store import find_runs
+from . import figures, html
+from .summary import Group, group
+
+
+@dataclass(frozen=True)
+class Report:
+    groups: list[Group]
+    page: Path
+    pictures: list[Path]
+
+
+def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
+    """Read the runs at or below `paths` and write report.html, curves.png, curves.svg and availability.png."""
+    folders = find_runs(list(paths))
+    histories = [read(folder) for folder in folders]
+    if not any(history.rows for history in histories):
+        raise UsageError(f"{folders[0].path} has no finished round yet: nothing to report")
+    kept = [(f, h) for f, h in zip(folders, histories, strict=True) if h.rows]
+    groups = group([h for _, h in kept])
+    target = Path(out) if out is not None else Path(paths[0])
+    with explained(target):
+        target.mkdir(parents=True, exist_ok=True)
+    picture = figures.curves(groups)
+    pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg")]
+    longest = max((h for _, h in kept), key=lambda h: len(h.rows))
+    schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
+    pictures.append(figures.save(schedule, target / "availability.png"))
+    page = html.write(target / "report.html", groups, [f for f, _ in kept])
+    return Report(groups, page, pictures)

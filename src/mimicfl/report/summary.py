@@ -1,0 +1,164 @@
+"""Runs grouped by what sets them apart, and the figures of each group."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..metrics.history import History, Row
+from ..registry import parse
+
+TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
+# Colours that stay apart for colour-blind readers, on white and on dark.
+COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"}
+SPARE = ["#7570b3", "#8c6d31", "#636363", "#1b7837", "#762a83", "#2166ac"]
+IGNORED = {"seed", "device", "checkpoint_every", "data_path", "plugins", "algorithm", "source", "preset"}  # never part of a label
+AXES = {"uploads": "model uploadings", "round": "round", "megabytes": "megabytes sent up, all clients"}
+METRICS = {
+    "test_accuracy": "test accuracy (%)",
+    "test_loss": "test loss",
+    "train_loss": "training loss",
+    "distance": "distance to the optimum",
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Mean and standard deviation over the seeds."""
+
+    x: list[float]
+    mean: list[float]
+    std: list[float]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only."""
+
+    label: str
+    color: str
+    runs: list[History]
+
+    def finals(self, metric: str) -> list[float]:
+        return [float(value) for run in self.runs if (value := run.last(metric)) is not None]
+
+    def curve(self, metric: str, axis: str = "uploads") -> Curve:
+        return average([series(run.rows, metric, axis) for run in self.runs], by_position=axis == "megabytes")
+
+    def swing(self, metric: str) -> float | None:
+        """How much the curve shakes at the end: the standard deviation over the last quarter of the rounds, mean over seeds."""
+        tails = []
+        for run in self.runs:
+            values = [row[metric] for row in run.rows if row.get(metric) is not None]
+            tails.append(values[-max(2, len(values) // 4) :])
+        shakes = [statistics.pstdev(tail) for tail in tails if len(tail) > 1]
+        return statistics.mean(shakes) if shakes else None
+
+
+def series(rows: list[Row], metric: str, axis: str) -> list[tuple[float, float]]:
+    """(x, y) of one run; of rounds with the same x (empty ones cost nothing) the last counts."""
+    points: dict[float, float] = {}
+    for row in rows:
+        if row.get(metric) is not None:
+            x = row["bytes_up"] / 1e6 if axis == "megabytes" else row["round"] + 1 if axis == "round" else row["uploads"]
+            points[float(x)] = float(row[metric])
+    return sorted(points.items())
+
+
+def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
+    """Mean curve of several runs, at the x they share; by position where x differs from run to run."""
+    runs = [run for run in runs if run]
+    if not runs:
+        return Curve([], [], [])
+    if by_position:
+        length = min(map(len, runs))
+        table = np.array([run[:length] for run in runs])  # [seeds, points, 2]
+        x, y = table[:, :, 0].mean(axis=0), table[:, :, 1]
+    else:
+        shared = sorted(set.intersection(*[{x for x, _ in run} for run in runs]))
+        x, y = np.array(shared), np.array([[dict(run)[v] for v in shared] for run in runs])
+    std = y.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(len(x))
+    return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist())
+
+
+def mean_std(values: Sequence[float]) -> tuple[float, float]:
+    if not values:
+        return math.nan, math.nan
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def group(histories: Sequence[History]) -> list[Group]:
+    """Runs by algorithm and by whatever other setting differs among them, in the order they were given."""
+    configs = [history.config for history in histories]
+    keys = {key for config in configs for key in config if key not in IGNORED}
+    # Rates, lengths and the like may differ because the algorithm does; what differs within one algorithm is a setting of the study.
+    varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
+    collected: dict[str, list[History]] = {}
+    for history in histories:
+        config = history.config
+        label = title(str(config.get("algorithm", "run")))
+        label += "".join(f", {key} {config.get(key)}" for key in varied)
+        collected.setdefault(label, []).append(history)
+    groups: list[Group] = []
+    for k, (label, runs) in enumerate(collected.items()):
+        own = COLORS.get(parse(str(runs[0].config.get("algorithm", "")))[0]) if not varied else None
+        used = {g.color for g in groups}
+        color = own if own and own not in used else next((c for c in [*SPARE, *COLORS.values()] if c not in used), SPARE[k % len(SPARE)])
+        groups.append(Group(label, color, runs))
+    return groups
+
+
+def title(spec: str) -> str:
+    """`fedprox:mu=0.1` as `FedProx (mu=0.1)`."""
+    name, _, options = spec.partition(":")
+    return TITLES.get(name, name) + (f" ({options})" if options else "")
+
+
+def main_metric(groups: Sequence[Group]) -> str:
+    """Accuracy where there are classes, else the distance to a known optimum, else the test loss."""
+    for metric in ("test_accuracy", "distance"):
+        if all(g.finals(metric) for g in groups):
+            return metric
+    return "test_loss"
+
+
+def higher_is_better(metric: str) -> bool:
+    return metric == "test_accuracy"
+
+
+def best(groups: Sequence[Group], metric: str) -> Group | None:
+    scored = [(mean_std(g.finals(metric))[0], g) for g in groups if g.finals(metric)]
+    if not scored:
+        return None
+    pick = max if higher_is_better(metric) else min
+    return pick(scored, key=lambda pair: pair[0])[1]
+
+
+def verdict(groups: Sequence[Group]) -> str:
+    """Who ends best and by how much, computed from the runs; a lead within one standard error is called a tie."""
+    metric = main_metric(groups)
+    winner = best(groups, metric)
+    if winner is None:
+        return "No evaluated round yet."
+    others = [g for g in groups if g is not winner and g.finals(metric)]
+    mean, std = mean_std(winner.finals(metric))
+    if not others:
+        return f"{winner.label} ends at {show(metric, mean, std)}."
+    second = best(others, metric)
+    assert second is not None
+    mean2, std2 = mean_std(second.finals(metric))
+    error = math.sqrt(std**2 / len(winner.finals(metric)) + std2**2 / len(second.finals(metric)))
+    gap = abs(mean - mean2)
+    lead = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
+    text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}"
+    return text + ("." if gap > error else ", which is within one standard error: call it a tie.")
+
+
+def show(metric: str, mean: float, std: float | None = None) -> str:
+    if math.isnan(mean):
+        return "–"
+    if metric == "test_accuracy":
+        return f"{100 * mean:.1f} %" if std is None else f"{100 * mean:.1f} ± {100 * std:.1f} %"
+    return f"{mean:.4g}" if std is None else f"{mean:.4g} ± {std:.2g}"

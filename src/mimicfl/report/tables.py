@@ -1,0 +1,70 @@
+"""The comparison as a terminal table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from .summary import Group, best, main_metric, mean_std, show
+
+HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table, as text."""
+
+    label: str
+    final: str
+    peak: str
+    swing: str
+    seeds: int
+    rounds: str
+    uploads: str
+    megabytes: str
+    best: bool
+
+
+def lines(groups: Sequence[Group]) -> list[Line]:
+    metric = main_metric(groups)
+    winner = best(groups, metric)
+    return [_line(g, metric, g is winner and len(groups) > 1) for g in groups]
+
+
+def _line(g: Group, metric: str, is_best: bool) -> Line:
+    values = [[row[metric] for row in run.rows if row.get(metric) is not None] for run in g.runs]
+    pick = max if metric == "test_accuracy" else min
+    peak, _ = mean_std([pick(v) for v in values if v])
+    shake = g.swing(metric)
+    ends = [run.rows[-1] for run in g.runs if run.rows]
+    return Line(
+        label=g.label,
+        final=show(metric, *mean_std(g.finals(metric))),
+        peak=show(metric, peak),
+        swing="–" if shake is None else (f"{100 * shake:.1f}" if metric == "test_accuracy" else f"{shake:.2g}"),
+        seeds=len(g.runs),
+        rounds=_span([end["round"] + 1 for end in ends]),
+        uploads=_span([end["uploads"] for end in ends]),
+        megabytes=f"{mean_std([end['bytes_up'] / 1e6 for end in ends])[0]:.3g}",
+        best=is_best,
+    )
+
+
+def _span(values: list[int]) -> str:
+    if not values:
+        return "0"
+    return str(values[0]) if len(set(values)) == 1 else f"{min(values)}-{max(values)}"
+
+
+def table(groups: Sequence[Group]) -> Table:
+    """Mean ± standard deviation over seeds; the best is marked."""
+    view = Table(box=None, header_style="bold", pad_edge=False)
+    view.add_column("", width=1)
+    view.add_column("algorithm")
+    for head in (HEADS[main_metric(groups)], "best round", "swing", "seeds", "rounds", "uploads", "MB up"):
+        view.add_column(head, justify="right")
+    for line in lines(groups):
+        cells = ["★" if line.best else "", line.label, line.final, line.peak, line.swing]
+        cells += [str(line.seeds), line.rounds, line.uploads, line.megabytes]
+        view.add_row(*cells, style="bold green" if line.best else None)
+    return view

@@ -1,0 +1,173 @@
+"""One table of algorithms through one battery of properties, and what is particular to each."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl.algorithms import ALGORITHMS, Step, make
+
+from ..conftest import random_schedule
+
+NAMES = ["fedavg", "fedprox", "scaffold", "mifa", "mifa:never_seen=exclude", "mifa:never_seen=wait", "mimic", "mimic:memory=step"]
+N, D = 5, 4
+
+
+def step(m, eta=0.1, update="sum", n=N):
+    dtype = torch.float64
+    return Step(0, eta, eta, torch.full((m,), 3), torch.full((m,), 1 / m, dtype=dtype), torch.full((m,), 1 / n, dtype=dtype), update)
+
+
+def rounds(algorithm, schedule, n=N, seed=0):
+    """Aggregate random updates along a schedule; returns the state after each round."""
+    rng = np.random.default_rng(seed)
+    updates = torch.from_numpy(rng.normal(size=(len(schedule), n, D)))
+    state = algorithm.init(torch.ones(D, dtype=torch.float64), n)
+    for t, row in enumerate(schedule):
+        active = torch.from_numpy(np.flatnonzero(row))
+        if len(active):
+            algorithm.task(state, active)
+            state = algorithm.aggregate(state, active, updates[t, active], step(len(active), n=n))
+    return state
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+    def test_absent_rows_stay_as_they_are(self, name):
+        algorithm = make(name)
+        state = rounds(algorithm, np.ones((2, N), bool))
+        before = {f.name: getattr(state, f.name).clone() for f in dataclasses.fields(state)}
+        active = torch.tensor([1, 3])
+        state = algorithm.aggregate(state, active, torch.randn(2, D, dtype=torch.float64), step(2))
+        absent = [0, 2, 4]
+        for field, old in before.items():
+            if old.ndim and old.shape[0] == N:
+                assert torch.equal(getattr(state, field)[absent], old[absent])
+        assert not torch.equal(state.w, before["w"])
+
+    def test_client_numbers_are_only_names(self, name):
+        schedule = random_schedule(12, N, seed=5)
+        order = np.array([3, 0, 4, 1, 2])
+        plain = rounds(make(name), schedule)
+        rng = np.random.default_rng(0)
+        updates = torch.from_numpy(rng.normal(size=(12, N, D)))[:, order]
+        algorithm = make(name)
+        state = algorithm.init(torch.ones(D, dtype=torch.float64), N)
+        for t, row in enumerate(schedule[:, order]):
+            active = torch.from_numpy(np.flatnonzero(row))
+            if len(active):
+                state = algorithm.aggregate(state, active, updates[t, active], step(len(active)))
+        torch.testing.assert_close(state.w, plain.w, rtol=1e-12, atol=1e-13)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_the_dtype_is_kept(self, name, dtype, quadratic):
+        quadratic["model"].to(dtype)
+        history = mf.simulate(**quadratic, algorithm=name, availability="static:0.5,warm_start=true", rounds=4)
+        assert history.params.dtype == dtype
+
+    def test_a_cohort_of_one(self, name, quadratic):
+        one = [quadratic["split"][0]]
+        history = mf.simulate(quadratic["model"], quadratic["data"], one, algorithm=name, rounds=3)
+        assert torch.isfinite(history.params).all()
+
+    def test_state_is_tensors_only(self, name):
+        state = make(name).init(torch.ones(D), N)
+        assert all(isinstance(getattr(state, f.name), torch.Tensor) for f in dataclasses.fields(state))
+
+
+def test_registry_names_all_five():
+    assert set(ALGORITHMS) >= {"fedavg", "fedprox", "scaffold", "mifa", "mimic"}
+
+
+def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(digits):
+    schedule = mf.availability.TimeVarying(0.2)
+    results = [mf.simulate(**digits, algorithm=a, availability=schedule, rounds=5).params for a in (mf.FedAvg(), mf.FedProx(mu=0.0))]
+    assert torch.equal(*results)
+
+
+def test_fedprox_holds_clients_near_the_global_model(digits):
+    moved = []
+    for mu in (0.0, 1.0, 10.0):
+        history = mf.simulate(**digits, algorithm=mf.FedProx(mu), rounds=1, local=mf.LocalSGD(epochs=5, lr=0.05))
+        moved.append(float((history.params - mf.simulate(**digits, algorithm="fedavg", rounds=1, local=mf.LocalSGD(lr=1e-9)).params).norm()))
+    assert moved[0] > moved[1] > moved[2] > 0
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_scaffold_keeps_c_the_mean_of_all_controls(quadratic, weighting):
+    sizes = np.arange(1, N + 1) if weighting == "samples" else np.ones(N)
+    share = torch.from_numpy(sizes / sizes.sum())
+    algorithm = mf.SCAFFOLD()
+    state = algorithm.init(torch.zeros(D, dtype=torch.float64), N)
+    rng = np.random.default_rng(1)
+    for t, row in enumerate(random_schedule(30, N, seed=2)):
+        active = torch.from_numpy(np.flatnonzero(row))
+        if not len(active):
+            continue
+        own = share[active]
+        g = torch.from_numpy(rng.normal(size=(len(active), D)))
+        state = algorithm.aggregate(state, active, g, Step(t, 0.1, 0.1, torch.full((len(active),), 4), own / own.sum(), own))
+        torch.testing.assert_close(state.c, share @ state.c_i, rtol=1e-12, atol=1e-13)
+    assert state.c.norm() > 0
+
+
+def test_scaffold_controls_are_the_mean_plain_gradients(quadratic):
+    """Option II with the shift taken back out: c_i becomes the mean gradient along the local path."""
+    algorithm = mf.SCAFFOLD()
+    state = algorithm.init(torch.zeros(D, dtype=torch.float64), N)
+    state.c, state.c_i = torch.randn(D, dtype=torch.float64), torch.randn(N, D, dtype=torch.float64)
+    active = torch.tensor([0, 2])
+    plain = torch.randn(2, D, dtype=torch.float64)
+    shift = algorithm.task(state, active).shift
+    for update, g in (("sum", 3 * (plain + shift)), ("mean", plain + shift)):
+        fresh = dataclasses.replace(state, c_i=state.c_i.clone())
+        done = algorithm.aggregate(fresh, active, g, step(2, update=update))
+        torch.testing.assert_close(done.c_i[active], plain)
+
+
+def test_mimic_and_mifa_are_fedavg_when_nobody_drops_out(quadratic):
+    runs = {a: mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in ("fedavg", "mifa", "mimic")}
+    torch.testing.assert_close(runs["mimic"], runs["fedavg"], rtol=1e-11, atol=1e-12)
+    torch.testing.assert_close(runs["mifa"], runs["fedavg"], rtol=1e-11, atol=1e-12)
+
+
+def test_corrections_rescale_with_the_rate():
+    """Memory is in gradient units: after the rate falls, an old correction counts with the new rate; in `step` units it does not."""
+    g = torch.ones(1, D, dtype=torch.float64)
+    moved = {}
+    for memory in ("gradient", "step"):
+        algorithm = mf.MimiC(memory=memory)
+        state = algorithm.init(torch.zeros(D, dtype=torch.float64), N)
+        state.c[0] = 2.0
+        state = algorithm.aggregate(state, torch.tensor([0]), g, step(1, eta=0.5))
+        moved[memory] = float(-state.w[0])
+    assert moved == {"gradient": 0.5 * (1 + 2), "step": 0.5 * 1 + 2}
+
+
+def test_mifa_waits_until_everybody_was_there():
+    schedule = np.array([[1, 1, 1, 1, 0], [1, 0, 0, 0, 0], [0, 0, 0, 0, 1]], bool)
+    start = torch.ones(D, dtype=torch.float64)
+    assert torch.equal(rounds(mf.MIFA("wait"), schedule[:2]).w, start)
+    assert not torch.equal(rounds(mf.MIFA("wait"), schedule).w, start)
+
+
+@pytest.mark.parametrize(("make_it", "words"), [(lambda: mf.FedProx(mu=-1), "mu"), (lambda: mf.MIFA("nobody"), "zero"), (lambda: mf.MimiC("eta"), "memory")])
+def test_bad_options_are_refused_in_words(make_it, words):
+    with pytest.raises(mf.UsageError, match=words):
+        make_it()
+
+
+def test_own_algorithm_registers_in_one_line(quadratic):
+    class Half(mf.FedAvg):
+        def aggregate(self, state, active, g, step):
+            state.w = state.w - 0.5 * step.eta * step.mean(g)
+            return state
+
+    mf.register("half", Half)
+    try:
+        half = mf.simulate(**quadratic, algorithm="half", rounds=1).params
+    finally:
+        del ALGORITHMS.factories["half"]
+    torch.testing.assert_close(half, mf.simulate(**quadratic, algorithm="fedavg", rounds=1).params / 2)

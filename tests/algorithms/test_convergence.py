@@ -1,0 +1,78 @@
+"""Under periodic dropouts on heterogeneous quadratics, methods that remember reach the optimum and FedAvg does not.
+
+This is the test that catches subtly wrong MimiCs: two of them, broken on purpose, are run through it below.
+"""
+
+import numpy as np
+import pytest
+
+import mimicfl as mf
+
+ROUNDS = 3000
+
+
+def periodic(clients):
+    """Client i answers every i+1 rounds: never the same company, and some always rarer than others."""
+    return (np.arange(ROUNDS)[:, None] % np.arange(1, clients + 1)) == 0
+
+
+def distance(quadratic, algorithm):
+    history = mf.simulate(
+        **quadratic,
+        algorithm=algorithm,
+        availability=mf.availability.Explicit(periodic(len(quadratic["split"]))),
+        rounds=ROUNDS,
+        local=mf.LocalSGD(steps=1, batch_size=None, lr=0.02),
+        eval_every=ROUNDS,
+    )
+    return history.rows[-1]["distance"]
+
+
+@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "scaffold"])
+def test_memory_reaches_the_optimum(quadratic, algorithm):
+    # SCAFFOLD's server step follows the present clients' steered steps, which at the optimum are all zero.
+    assert distance(quadratic, algorithm) < 1e-3
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+def test_following_whoever_is_there_does_not(quadratic, algorithm):
+    assert distance(quadratic, algorithm) > 0.1
+
+
+class MemoryBeforeUse(mf.MimiC):
+    """Wrong: c_i is updated before it corrects anything."""
+
+    def aggregate(self, state, active, g, step):
+        state.c[active] = step.mean(g) - g
+        v = step.mean(g + state.c[active])
+        state.w = state.w - step.eta * v
+        return state
+
+
+class MemoryOfPlainMean(mf.MimiC):
+    """Wrong: c_i is measured against the mean of g instead of v_t."""
+
+    def aggregate(self, state, active, g, step):
+        v = step.mean(g + state.c[active])
+        state.c[active] = step.mean(g) - g
+        state.w = state.w - step.eta * v
+        return state
+
+
+class ForgetfulScaffold(mf.SCAFFOLD):
+    """Wrong: c_i is never written back."""
+
+    def aggregate(self, state, active, g, step):
+        before = state.c_i.clone()
+        state = super().aggregate(state, active, g, step)
+        state.c_i = before
+        return state
+
+
+@pytest.mark.parametrize("broken", [MemoryBeforeUse(), MemoryOfPlainMean(), ForgetfulScaffold()], ids=lambda b: type(b).__name__)
+@pytest.mark.filterwarnings("ignore")
+def test_this_guard_bites(quadratic, broken):
+    try:
+        assert distance(quadratic, broken) > 0.05
+    except mf.Diverged:
+        pass  # blowing up is being caught, too

@@ -1,0 +1,125 @@
+"""Partitioners: every sample at most once, the promised sizes and classes, seeded, and always an end."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import mimicfl as mf
+from mimicfl import partition
+
+labels = st.lists(st.integers(0, 4), min_size=20, max_size=200).map(np.array)
+
+
+def disjoint(split):
+    every = np.concatenate(split)
+    return len(np.unique(every)) == len(every)
+
+
+@given(y=labels, clients=st.integers(1, 8), per_client=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_shards_are_single_class_equal_and_disjoint(y, clients, per_client, seed):
+    assume(clients * per_client <= len(y))
+    try:
+        split = partition.shards(y, clients, per_client, seed)
+    except mf.UsageError as error:
+        assert "use fewer" in str(error)
+        return
+    assert len(split) == clients
+    assert disjoint(split)
+    assert len({len(part) for part in split}) == 1
+    assert all(len(np.unique(y[part])) <= per_client for part in split)
+
+
+def test_shards_on_balanced_data_use_every_class_equally():
+    y = np.repeat(np.arange(10), 60)
+    split = partition.shards(y, 30, 2, seed=5)
+    counts = np.bincount(y[np.concatenate(split)])
+    assert counts.tolist() == [60] * 10
+    assert {len(part) for part in split} == {20}
+
+
+@given(clients=st.integers(1, 20), k=st.integers(1, 10), seed=st.integers(0, 99))
+@settings(max_examples=60, deadline=None)
+def test_classes_gives_exactly_k_in_equal_parts(clients, k, seed):
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 50))
+    split = partition.classes(y, clients, k, seed)
+    assert disjoint(split)
+    for part in split:
+        found, counts = np.unique(y[part], return_counts=True)
+        assert len(found) == k
+        assert len(set(counts.tolist())) == 1
+    assert len({len(part) for part in split}) == 1
+
+
+@given(alpha=st.floats(0.05, 50), clients=st.integers(1, 10), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_dirichlet_covers_everything_once(alpha, clients, seed):
+    y = np.arange(300) % 5
+    try:
+        split = partition.dirichlet(y, clients, alpha, seed=seed)
+    except mf.UsageError as error:
+        assert "raise alpha" in str(error)
+        return
+    assert disjoint(split)
+    assert sum(map(len, split)) == 300
+    assert min(map(len, split)) >= 1
+
+
+def test_dirichlet_gets_more_even_with_alpha():
+    y = np.arange(2000) % 10
+
+    def spread(alpha):
+        split = partition.dirichlet(y, 10, alpha, seed=3)
+        return np.std([np.bincount(y[part], minlength=10) / len(part) for part in split])
+
+    assert spread(0.1) > 2 * spread(1.0) > 2 * spread(100.0)
+
+
+def test_dirichlet_gives_up_with_advice():
+    with pytest.raises(mf.UsageError, match=r"5 tries.*raise alpha"):
+        partition.dirichlet(np.arange(30) % 3, 30, 0.01, tries=5)
+
+
+@given(n=st.integers(1, 100), clients=st.integers(1, 30), seed=st.integers(0, 9))
+@settings(deadline=None)
+def test_iid_is_even(n, clients, seed):
+    assume(clients <= n)
+    split = partition.iid(np.zeros(n), clients, seed)
+    sizes = [len(part) for part in split]
+    assert disjoint(split)
+    assert sum(sizes) == n
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_by_ids_groups_by_value():
+    split = partition.by_ids(["b", "a", "b", "c"])
+    assert [part.tolist() for part in split] == [[1], [0, 2], [3]]
+
+
+@pytest.mark.parametrize("make", [partition.shards, partition.classes, partition.dirichlet, partition.iid])
+def test_seeds_matter_and_repeat(make):
+    y = np.arange(600) % 10
+    a, b, c = (make(y, 10, seed=seed) for seed in (0, 0, 1))
+    assert all(np.array_equal(p, q) for p, q in zip(a, b, strict=True))
+    assert not all(np.array_equal(p, q) for p, q in zip(a, c, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda y: partition.shards(y, 50, 3), "150 shards were asked of 100 samples"),
+        (lambda y: partition.iid(y, 101), "cannot share 100 samples"),
+        (lambda y: partition.classes(y, 5, 11), "the data has 10"),
+        (lambda y: partition.classes(y, 30, 10), "need more samples"),
+        (lambda y: partition.dirichlet(y, 5, 0), "alpha"),
+        (lambda y: partition.iid(y, 0), "num_clients"),
+        (lambda y: partition.shards(y, 5, 0), "shards_per_client"),
+        (lambda y: partition.shards(y[:, None], 5), "one label for every sample"),
+        (lambda y: partition.PARTITIONS.make("shard:2", labels=y, num_clients=3, seed=0), "did you mean 'shards'"),
+        (lambda y: partition.PARTITIONS.make("natural", ids=None), "knows its clients"),
+    ],
+)
+def test_impossible_splits_are_refused_in_words(call, words):
+    with pytest.raises(mf.UsageError, match=words):
+        call(np.arange(100) % 10)
