@@ -91,7 +91,9 @@ def test_fedprox_holds_clients_near_the_global_model(digits):
     moved = []
     for mu in (0.0, 1.0, 10.0):
         history = mf.simulate(**digits, algorithm=mf.FedProx(mu), rounds=1, local=mf.LocalSGD(epochs=5, lr=0.05))
-        moved.append(float((history.params - mf.simulate(**digits, algorithm="fedavg", rounds=1, local=mf.LocalSGD(lr=1e-9)).params).norm()))
+        moved.append(
+            float((history.params - mf.simulate(**digits, algorithm="fedavg", rounds=1, local=mf.LocalSGD(lr=1e-9)).params).norm())
+        )
     assert moved[0] > moved[1] > moved[2] > 0
 
 
@@ -128,7 +130,9 @@ def test_scaffold_controls_are_the_mean_plain_gradients(quadratic):
 
 
 def test_mimic_and_mifa_are_fedavg_when_nobody_drops_out(quadratic):
-    runs = {a: mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in ("fedavg", "mifa", "mimic")}
+    runs = {
+        a: mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in ("fedavg", "mifa", "mimic")
+    }
     torch.testing.assert_close(runs["mimic"], runs["fedavg"], rtol=1e-11, atol=1e-12)
     torch.testing.assert_close(runs["mifa"], runs["fedavg"], rtol=1e-11, atol=1e-12)
 
@@ -153,7 +157,9 @@ def test_mifa_waits_until_everybody_was_there():
     assert not torch.equal(rounds(mf.MIFA("wait"), schedule).w, start)
 
 
-@pytest.mark.parametrize(("make_it", "words"), [(lambda: mf.FedProx(mu=-1), "mu"), (lambda: mf.MIFA("nobody"), "zero"), (lambda: mf.MimiC("eta"), "memory")])
+@pytest.mark.parametrize(
+    ("make_it", "words"), [(lambda: mf.FedProx(mu=-1), "mu"), (lambda: mf.MIFA("nobody"), "zero"), (lambda: mf.MimiC("eta"), "memory")]
+)
 def test_bad_options_are_refused_in_words(make_it, words):
     with pytest.raises(mf.UsageError, match=words):
         make_it()

@@ -17,11 +17,16 @@ class Parser(argparse.ArgumentParser):
         kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(*args, **kwargs)
 
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments:"):
-            word = message.split(":", 1)[1].split()[0]
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Strict already here: the command's own parser knows which options are near, the one above it does not."""
+        parsed, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            word = unknown[0]
             known = [option for action in self._actions for option in action.option_strings]
-            message = f"there is no option {word}; {nearest(word, known)}" if word.startswith("-") else f"unexpected word {word!r}"
+            self.error(f"there is no option {word}; {nearest(word, known)}" if word.startswith("-") else f"unexpected word {word!r}")
+        return parsed, unknown
+
+    def error(self, message: str) -> NoReturn:
         sys.stderr.write(f"mimicfl: {message}\nTry: {self.prog} --help\n")
         sys.exit(2)
 

@@ -78,7 +78,7 @@ def _tensor(data: Data, name: str) -> Tensor:
         value = np.asarray(value)
         if value.dtype == object:
             raise UsageError(f"{name} must be a tensor or an array of numbers of one shape")
-        value = torch.from_numpy(np.ascontiguousarray(value))
+        value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
     tensor = value.detach().cpu()
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise UsageError(f"{name} holds values that are not finite; clean the data first")

@@ -3,7 +3,7 @@
 >>> import mimicfl as mf
 >>> data = mf.datasets.load("digits")
 >>> tuple(data.x_train.shape), data.num_classes
-((1437, 1, 8, 8), 10)
+((1442, 1, 8, 8), 10)
 """
 
 from pathlib import Path

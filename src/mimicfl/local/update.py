@@ -52,6 +52,8 @@ class LocalSGD:
     def order(self, samples: int, sizes: list[int], rng: np.random.Generator) -> np.ndarray:
         """Which samples those batches hold: as many shuffled passes as are needed, end to end."""
         count = sum(sizes)
+        if sizes[0] == samples:  # full batches: their order means nothing, so it may as well be the natural one
+            return np.tile(np.arange(samples), len(sizes))
         passes = [rng.permutation(samples) for _ in range(math.ceil(count / samples))]
         return np.concatenate(passes)[:count]
 

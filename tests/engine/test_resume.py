@@ -1,0 +1,186 @@
+"""Nothing is lost: a run stopped anywhere goes on to the same end, bit for bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl.metrics.store import RunFolder
+from mimicfl.runner import resume
+
+ALGORITHMS = ["fedavg", "fedprox", "scaffold", "mifa:never_seen=exclude", "mimic"]
+
+
+class Stop(Exception):
+    pass
+
+
+def experiment(**changes):
+    return mf.Experiment(**({"availability": "static:0.2", "rounds": 12, "epochs": 2, "seed": 4} | changes))
+
+
+def same(a: Path, b: Path):
+    """Parameters, algorithm state and rows (but for the seconds they took) are equal to the bit."""
+    one, two = RunFolder(a), RunFolder(b)
+    for name in ("final", "checkpoint"):
+        left, right = one.load(name)[0], two.load(name)[0]
+        assert left.keys() == right.keys()
+        assert all(torch.equal(left[key], right[key]) for key in left)
+    strip = [[{k: v for k, v in row.items() if k != "seconds"} for row in folder.rows()] for folder in (one, two)]
+    assert strip[0] == strip[1]
+
+
+def stopping_at(t):
+    def progress(e, row, total):
+        if row["round"] == t:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("every", [0, 1, 5])
+def test_a_stopped_run_ends_bit_equal(tmp_path, algorithm, every):
+    e = experiment(algorithm=algorithm, checkpoint_every=every)
+    mf.run(e, tmp_path / "whole")
+    with pytest.raises(Stop):
+        mf.run(e, tmp_path / "stopped", stopping_at(7))
+    assert not RunFolder(tmp_path / "stopped").finished
+    with pytest.raises(Stop):
+        resume(tmp_path / "stopped", stopping_at(9))
+    resume(tmp_path / "stopped")
+    same(tmp_path / "whole", tmp_path / "stopped")
+
+
+def test_buffers_and_python_objects_resume_too(tmp_path, digits):
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10))
+    arguments = {**digits, "model": model, "availability": "static:0.2", "rounds": 8, "local": mf.LocalSGD(steps=3)}
+
+    def stop(row, total):
+        if row["round"] == 5:
+            raise Stop
+
+    with pytest.warns(UserWarning, match="BatchNorm"):
+        mf.simulate(**arguments, out=tmp_path / "whole")
+    with pytest.warns(UserWarning), pytest.raises(Stop):
+        mf.simulate(**arguments, out=tmp_path / "stopped", progress=stop, checkpoint_every=2)
+    with pytest.raises(mf.UsageError, match="started from Python"):
+        resume(tmp_path / "stopped")
+    with pytest.warns(UserWarning):
+        mf.simulate(**arguments, out=tmp_path / "stopped")
+    same(tmp_path / "whole", tmp_path / "stopped")
+    with pytest.warns(UserWarning), pytest.raises(mf.UsageError, match="another run"):
+        mf.simulate(**{**arguments, "split": digits["split"][::-1]}, out=tmp_path / "stopped")
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path):
+    e = experiment()
+    first = mf.run(e, tmp_path / "run")
+    calls = []
+    again = mf.run(e, tmp_path / "run", lambda *a: calls.append(a))
+    assert calls == []
+    assert torch.equal(first.params, again.params)
+    assert again.rows == first.rows
+
+
+def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
+    e = experiment(dataset="synthetic", lr=50.0, rounds=400, availability="always")
+    with pytest.raises(mf.Diverged, match=r"last good checkpoint, of round \d+, is kept in"):
+        mf.run(e, tmp_path / "run")
+    tensors, _ = RunFolder(tmp_path / "run").load("checkpoint")
+    assert torch.isfinite(tensors["state.w"]).all()
+
+
+@pytest.mark.timeout(400)
+def test_sigkill_at_twenty_random_moments(tmp_path):
+    """A process killed from outside, twenty times over, is carried on by the next and ends like one that never died."""
+    chance = random.Random(0)
+    options = ["--rounds", "150", "--epochs", "2", "--availability", "static:0.15", "--checkpoint-every", "1", "--lr", "0.05"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    subprocess.run(
+        [sys.executable, "-m", "mimicfl", "run", *options, "--out", str(whole)], check=True, env=environment, capture_output=True
+    )
+    kills = 0
+    for _ in range(20):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mimicfl", "run", *options, "--out", str(killed)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        before = rows_in(killed)
+        deadline = time.monotonic() + 60
+        # Wait until this process has added rounds of its own, so that the kill falls into the work and not into the imports.
+        target = before + chance.randrange(0, 7)
+        while process.poll() is None and rows_in(killed) <= target and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(chance.random() * 0.01)
+        process.send_signal(signal.SIGKILL)
+        _, errors = process.communicate()
+        kills += process.returncode == -signal.SIGKILL
+        assert errors == ""
+        if (killed / "config.toml").exists():
+            RunFolder(killed).load("checkpoint")  # readable at every moment
+    assert kills >= 15
+    finish = subprocess.run([sys.executable, "-m", "mimicfl", "resume", str(killed)], env=environment, capture_output=True, text=True)
+    assert finish.returncode == 0, finish.stderr
+    same(whole, killed)
+    assert not list(killed.glob(".*.part"))
+
+
+def rows_in(folder: Path) -> int:
+    file = folder / "rows.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_two_processes_cannot_write_one_folder(tmp_path):
+    e = experiment()
+    inside = []
+
+    def progress(*_):
+        with pytest.raises(mf.UsageError, match="another process"):
+            mf.run(e, tmp_path / "run")
+        inside.append(1)
+        raise Stop
+
+    with pytest.raises(Stop):
+        mf.run(e, tmp_path / "run", progress)
+    assert inside
+    mf.run(e, tmp_path / "run")
+
+
+def test_compare_goes_on_where_it_was(tmp_path):
+    e = experiment(rounds=4)
+    seen = []
+
+    def stop(e, row, total):
+        seen.append((e.algorithm, e.seed))
+        if (e.algorithm, e.seed, row["round"]) == ("mimic", 0, 2):
+            raise Stop
+
+    with pytest.raises(Stop):
+        mf.compare(e, ["fedavg", "mimic"], [0, 1], tmp_path, stop)
+    seen.clear()
+    results = mf.compare(e, ["fedavg", "mimic"], [0, 1], tmp_path, lambda e, row, total: seen.append((e.algorithm, e.seed)))
+    assert set(seen) == {("mimic", 0), ("mimic", 1)}
+    alone = mf.run(experiment(rounds=4, algorithm="mimic", seed=1))
+    assert torch.equal(results["mimic"][1].params, alone.params)
+
+
+def test_compared_algorithms_share_chance(tmp_path):
+    results = mf.compare(experiment(rounds=5), ["fedavg", "mimic"], [0, 1])
+    for seed in (0, 1):
+        assert [r["clients"] for r in results["fedavg"][seed].rows] == [r["clients"] for r in results["mimic"][seed].rows]
+    first = [results[a][0].rows[0] for a in ("fedavg", "mimic")]
+    assert first[0]["train_loss"] == first[1]["train_loss"]  # same model, same batches
+    assert json.dumps(results["fedavg"][0].rows) != json.dumps(results["fedavg"][1].rows)

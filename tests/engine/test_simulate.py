@@ -1,0 +1,290 @@
+"""The round loop: counting, stopping, chance, buffers, and mistakes told in words."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mimicfl as mf
+
+
+def test_the_face_of_the_package():
+    """The call as it stands in the README."""
+    data = mf.datasets.load("digits")
+    split = mf.partition.shards(data.y_train, num_clients=30, shards_per_client=2, seed=0)
+    model = mf.models.build("mlp:32", data, seed=0)
+    start = [p.clone() for p in model.parameters()]
+    history = mf.simulate(
+        model=model,
+        data=data,
+        split=split,
+        algorithm=mf.MimiC(),
+        availability=mf.availability.TimeVarying(0.1),
+        rounds=12,
+        local=mf.LocalSGD(epochs=5, batch_size=16, lr=mf.lr.geometric(0.1, 0.95)),
+        global_lr="local",
+        update="sum",
+        seed=0,
+        device="cpu",
+    )
+    assert len(history.rows) == 12
+    row = history.rows[-1]
+    assert {"round", "active", "empty", "uploads", "bytes_up", "bytes_down", "test_accuracy", "test_loss", "seconds"} <= row.keys()
+    assert row["round"] == 11
+    assert row["active"] == 3
+    assert row["test_accuracy"] > 0.2
+    assert history.params.ndim == 1
+    assert all(torch.equal(p, s) for p, s in zip(model.parameters(), start, strict=True))  # the given model is left alone
+    trained = history.model()
+    assert torch.equal(torch.cat([p.reshape(-1) for p in trained.parameters()]).detach(), history.params)
+    with torch.no_grad():
+        hits = trained(data.inputs(data.x_test, torch.float32)).argmax(1) == data.y_test
+    assert hits.double().mean().item() == pytest.approx(row["test_accuracy"])
+    frame = history.to_pandas()
+    assert frame.loc[11, "test_accuracy"] == row["test_accuracy"]
+    assert history.plot().axes
+    np.testing.assert_array_equal(history.available, mf.availability.schedule(mf.availability.TimeVarying(0.1), 12, 30, 0))
+
+
+def test_training_starts_from_the_given_parameters(quadratic):
+    with torch.no_grad():
+        next(quadratic["model"].parameters()).copy_(quadratic["data"].optimum[None])
+    history = mf.simulate(**quadratic, algorithm="fedavg", rounds=1, local=mf.LocalSGD(steps=1, batch_size=None, lr=0.01))
+    assert history.rows[0]["distance"] < 1e-10
+
+
+def test_learning_happens(digits):
+    history = mf.simulate(**digits, algorithm="fedavg", rounds=15, local=mf.LocalSGD(epochs=5, lr=0.1))
+    assert history.rows[-1]["test_accuracy"] > 0.85
+    assert history.rows[-1]["train_loss"] < history.rows[0]["train_loss"]
+    assert len(history.client_accuracy) == 30
+    assert len(history.rows[-1]["class_accuracy"]) == 10
+    assert np.mean(history.rows[-1]["class_accuracy"]) == pytest.approx(history.rows[-1]["test_accuracy"], abs=0.02)
+
+
+class TestCounting:
+    schedule = np.array([[1, 1, 0, 0, 1, 0], [0] * 6, [0, 0, 1, 0, 0, 0], [1] * 6], bool)
+
+    @pytest.mark.parametrize(("algorithm", "vectors"), [("fedavg", 1), ("fedprox", 1), ("mifa", 1), ("mimic", 1), ("scaffold", 2)])
+    def test_vectors_and_bytes(self, quadratic, algorithm, vectors):
+        history = mf.simulate(**quadratic, algorithm=algorithm, availability=mf.availability.Explicit(self.schedule))
+        answers = np.cumsum(self.schedule.sum(axis=1))
+        rows = history.rows
+        assert [r["uploads"] for r in rows] == [vectors, vectors, 2 * vectors, 3 * vectors]
+        for way in ("up", "down"):
+            assert [r[f"vectors_{way}"] for r in rows] == (answers * vectors).tolist()
+            assert [r[f"bytes_{way}"] for r in rows] == (answers * vectors * 5 * 8).tolist()
+
+    def test_empty_rounds(self, quadratic):
+        history = mf.simulate(**quadratic, algorithm="mimic", availability=mf.availability.Explicit(self.schedule))
+        assert [r["empty"] for r in history.rows] == [False, True, False, False]
+        assert [r["active"] for r in history.rows] == [3, 0, 1, 6]
+        assert history.rows[1]["test_loss"] == history.rows[0]["test_loss"]
+        assert history.rows[1]["train_loss"] is None
+        assert history.rows[1]["distance"] == history.rows[0]["distance"]
+
+    def test_rates_go_on_through_empty_rounds(self, quadratic):
+        history = mf.simulate(
+            **quadratic, algorithm="mimic", availability=mf.availability.Explicit(self.schedule), local=mf.LocalSGD(lr="geometric:0.1,0.5")
+        )
+        assert [r["global_lr"] for r in history.rows] == [0.1, None, 0.025, 0.0125]
+
+    @pytest.mark.parametrize(("algorithm", "rounds"), [("mimic", 10), ("scaffold", 5)])
+    def test_uploads_stop_a_run(self, quadratic, algorithm, rounds):
+        history = mf.simulate(**quadratic, algorithm=algorithm, uploads=10)
+        assert len(history.rows) == rounds
+        assert history.rows[-1]["uploads"] == 10
+
+    def test_empty_rounds_are_not_paid(self, quadratic):
+        history = mf.simulate(**quadratic, algorithm="mimic", availability="static:0.1", uploads=8, seed=3)
+        assert history.rows[-1]["uploads"] == 8
+        assert not history.rows[-1]["empty"]
+        assert len(history.rows) > 8
+
+    def test_the_first_limit_counts(self, quadratic):
+        assert len(mf.simulate(**quadratic, rounds=3, uploads=100).rows) == 3
+        assert len(mf.simulate(**quadratic, rounds=30, uploads=4).rows) == 4
+
+    def test_an_odd_budget_is_never_overdrawn(self, quadratic):
+        assert mf.simulate(**quadratic, algorithm="scaffold", uploads=7).rows[-1]["uploads"] == 6
+
+
+def test_the_theory_rate_sees_the_active_clients(quadratic):
+    schedule = np.array([[1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]], bool)
+    history = mf.simulate(
+        **quadratic, availability=mf.availability.Explicit(schedule), local=mf.LocalSGD(lr=0.01), global_lr=mf.lr.theory(0.1, 10)
+    )
+    assert [r["global_lr"] for r in history.rows] == pytest.approx([0.1 * 3 / 10, 0.1 / 11])
+
+
+class TestChance:
+    def test_same_seed_same_bits(self, digits):
+        a, b, c = (mf.simulate(**digits, availability="static:0.2", rounds=4, seed=s) for s in (5, 5, 6))
+        assert torch.equal(a.params, b.params)
+        assert not torch.equal(a.params, c.params)
+        strip = [{k: v for k, v in row.items() if k != "seconds"} for row in a.rows]
+        assert strip == [{k: v for k, v in row.items() if k != "seconds"} for row in b.rows]
+
+    def test_the_global_generators_are_neither_used_nor_moved(self, digits):
+        torch.manual_seed(1)
+        before = torch.random.get_rng_state()
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+        torch.random.set_rng_state(before)
+        a = mf.simulate(model, digits["data"], digits["split"], rounds=2).params
+        assert torch.equal(before, torch.random.get_rng_state())
+        torch.manual_seed(99)
+        np.random.seed(7)
+        assert torch.equal(a, mf.simulate(model, digits["data"], digits["split"], rounds=2).params)
+
+    def test_dropout_differs_between_clients_and_rounds(self, digits):
+        class Spy(nn.Module):
+            seen = []  # noqa: RUF012
+
+            def __init__(self):
+                super().__init__()
+                self.flat, self.drop, self.layer = nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)
+
+            def forward(self, x):
+                if self.training:
+                    Spy.seen.append(tuple((self.drop(torch.ones(32)) > 0).tolist()))
+                return self.layer(self.flat(x))
+
+        mf.simulate(Spy(), digits["data"], digits["split"], availability="time-varying:0.1", rounds=2, local=mf.LocalSGD(steps=1))
+        assert len(Spy.seen) == 6
+        assert len(set(Spy.seen)) == 6
+
+    def test_a_client_draws_the_same_whoever_else_is_there(self, quadratic):
+        """Batches are keyed by round and client: alone or in company, client 2 does the same work."""
+        alone, company = np.zeros((1, 6), bool), np.ones((1, 6), bool)
+        alone[0, 2] = True
+        local = mf.LocalSGD(steps=2, batch_size=3, lr=0.05)
+        single = mf.simulate(**quadratic, algorithm="fedavg", availability=mf.availability.Explicit(alone), local=local).params
+        parts = []
+        for i in range(6):
+            one = np.zeros((1, 6), bool)
+            one[0, i] = True
+            parts.append(mf.simulate(**quadratic, algorithm="fedavg", availability=mf.availability.Explicit(one), local=local).params)
+        together = mf.simulate(**quadratic, algorithm="fedavg", availability=mf.availability.Explicit(company), local=local).params
+        torch.testing.assert_close(torch.stack(parts).mean(0), together)
+        assert torch.equal(parts[2], single)
+
+
+class TestBuffers:
+    def model(self):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+
+    def test_running_statistics_are_averaged_and_kept(self, digits):
+        with pytest.warns(UserWarning, match="GroupNorm"):
+            history = mf.simulate(
+                self.model(), digits["data"], digits["split"][:2], algorithm="mimic", rounds=1, local=mf.LocalSGD(steps=2)
+            )
+        trained = history.model()
+        assert int(trained[2].num_batches_tracked) == 2
+        assert trained[2].running_mean.abs().sum() > 0
+
+    def test_they_are_the_mean_over_the_active(self, digits):
+        model = self.model()
+        runs = []
+        for active in ([1, 1], [1, 0], [0, 1]):
+            with pytest.warns(UserWarning, match="BatchNorm"):
+                schedule = mf.availability.Explicit(np.array([active], bool))
+                runs.append(
+                    mf.simulate(model, digits["data"], digits["split"][:2], availability=schedule, local=mf.LocalSGD(steps=2)).buffers
+                )
+        torch.testing.assert_close(runs[0]["2.running_mean"], (runs[1]["2.running_mean"] + runs[2]["2.running_mean"]) / 2)
+        extra = sum(b.numel() * b.element_size() for b in runs[0].values())
+        assert extra == 8 * 4 * 2 + 8
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"algorithm": "mimick"}, "did you mean 'mimic'"),
+            ({"algorithm": mf.MimiC}, "an object with init"),
+            ({"availability": "sometimes"}, "availability 'sometimes' is unknown"),
+            ({"availability": 3}, "must be a pattern"),
+            ({"rounds": 0}, "rounds must be a whole number of at least 1"),
+            ({"rounds": 2.5}, "rounds"),
+            ({"rounds": None}, "say how long"),
+            ({"uploads": 0}, "uploads"),
+            ({"algorithm": "scaffold", "uploads": 1}, "does not pay"),
+            ({"update": "median"}, "update"),
+            ({"weighting": "size"}, "weighting"),
+            ({"device": "cuda:9" if not torch.cuda.is_available() else "tpu"}, "device"),
+            ({"device": "warp"}, "device 'warp' is unknown"),
+            ({"seed": -1}, "seed"),
+            ({"loss": "hinge"}, "loss 'hinge' is unknown"),
+            ({"global_lr": "locale"}, "learning rate"),
+            ({"eval_every": 0}, "eval_every"),
+            ({"split": []}, "number of clients"),
+            ({"split": [[0, 1], []]}, "client 1 has no data"),
+            ({"split": [[0], [5000]]}, "outside the 1442 training samples"),
+            ({"split": [[[0]]]}, "list of sample numbers"),
+            ({"model": nn.Linear(64, 10)}, "cannot take samples of shape"),
+            ({"model": nn.Flatten()}, "no trainable parameters"),
+            ({"model": mf.models.MLP(64, 8)}, "8 outputs, the data has 10 classes"),
+            ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10).double())}, "mixes parameter types"),
+            ({"availability": mf.availability.Explicit(np.ones((3, 20), bool))}, "availability has 20 clients, the partition made 30"),
+        ],
+    )
+    def test_told_in_words(self, digits, change, words):
+        with pytest.raises(mf.UsageError, match=words):
+            mf.simulate(**({**digits, "rounds": 2} | change))
+
+    def test_nobody_will_ever_come(self, quadratic):
+        with pytest.raises(mf.UsageError, match="out of reach"):
+            mf.simulate(**quadratic, availability="static:0", uploads=5)
+
+    def test_divergence_stops_with_round_and_client(self, quadratic):
+        with pytest.raises(mf.Diverged, match=r"no longer finite in round \d+ at client \d+ .*lower the learning rate"):
+            mf.simulate(**quadratic, rounds=500, local=mf.LocalSGD(epochs=5, lr=100.0))
+
+    def test_an_error_inside_a_model_says_whose_training_it_was(self, digits):
+        class Moody(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(64, 10)
+
+            def forward(self, x):
+                if self.training:
+                    raise RuntimeError("no mood")
+                return self.layer(x.flatten(1))
+
+        with pytest.raises(RuntimeError, match="no mood") as caught:
+            mf.simulate(Moody(), digits["data"], digits["split"], rounds=1)
+        assert "client 0 in round 0" in caught.value.__notes__[0]
+
+
+def test_evaluation_can_be_rarer(digits):
+    history = mf.simulate(**digits, availability="time-varying:0.1", rounds=7, eval_every=3)
+    assert [row["test_accuracy"] is not None for row in history.rows] == [False, False, True, False, False, True, True]
+
+
+def test_regression_and_binary_tasks():
+    for kind in ("quadratic", "logistic"):
+        data = mf.datasets.load(f"synthetic:{kind}", num_clients=5, dim=3)
+        history = mf.simulate(mf.models.build("linear", data), data, mf.partition.by_ids(data.ids), rounds=3)
+        assert (history.rows[-1]["test_accuracy"] is None) == (kind == "quadratic")
+        assert history.rows[-1]["distance"] > 0
+
+
+def test_own_loss_and_own_tensors():
+    x = torch.randn(200, 4)
+    y = (x[:, 0] > 0).long()
+
+    def smooth(output, target):
+        return nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+    data = mf.Data(x[:140].numpy(), y[:140].numpy(), x[140:], y[140:])
+    history = mf.simulate(nn.Linear(4, 2), data, mf.partition.iid(data.y_train, 4), rounds=30, loss=smooth, local=mf.LocalSGD(lr=0.5))
+    assert history.rows[-1]["test_accuracy"] > 0.8
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "mifa", "mimic"])
+def test_gpu_equals_cpu(digits, algorithm):
+    digits["model"].double()
+    runs = [mf.simulate(**digits, algorithm=algorithm, availability="static:0.3", rounds=5, device=d).params for d in ("cpu", "cuda")]
+    torch.testing.assert_close(*runs, rtol=1e-8, atol=1e-10)

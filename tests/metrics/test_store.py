@@ -1,0 +1,155 @@
+"""The run folder: what is in it, and what happens when it is damaged, foreign, or cannot be written."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl import files
+from mimicfl.metrics.history import read
+from mimicfl.metrics.store import RunFolder, find_runs
+from mimicfl.runner import resume
+from mimicfl.toml import dumps
+
+
+@pytest.fixture
+def finished(tmp_path):
+    mf.run(mf.Experiment(rounds=3, availability="static:0.3"), tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_what_is_in_a_folder(finished):
+    names = {p.name for p in finished.iterdir() if not p.name.startswith(".")}
+    assert names == {"config.toml", "rows.jsonl", "checkpoint.safetensors", "final.safetensors", "env.json"}
+    settings = tomllib.loads((finished / "config.toml").read_text())
+    assert settings["model"] == "mlp"  # "auto" is resolved, so a later default cannot change this run
+    assert json.loads((finished / "env.json").read_text())["torch"] == torch.__version__
+    assert len((finished / "rows.jsonl").read_text().splitlines()) == 3
+
+
+def test_reading_gives_the_same_history(finished):
+    history, again = mf.run(mf.Experiment(rounds=3, availability="static:0.3")), read(RunFolder(finished))
+    assert torch.equal(history.params, again.params)
+    assert history.client_accuracy == again.client_accuracy
+    assert (history.class_counts == again.class_counts).all()
+    assert (history.available == again.available).all()
+
+
+def test_a_torn_last_row_is_ignored(finished):
+    with (finished / "rows.jsonl").open("a") as file:
+        file.write('{"round": 3, "act')
+    assert len(RunFolder(finished).rows()) == 3
+
+
+@pytest.mark.parametrize("harm", ["cut", "flip", "empty", "foreign"])
+def test_a_damaged_checkpoint_is_named(finished, harm):
+    (finished / "final.safetensors").unlink()
+    file = finished / "checkpoint.safetensors"
+    content = bytearray(file.read_bytes())
+    if harm == "flip":
+        content[-5] ^= 4
+    file.write_bytes({"cut": content[:-40], "flip": content, "empty": b"", "foreign": b"PK\x03\x04 not ours" * 50}[harm])
+    with pytest.raises(mf.UsageError, match=r"checkpoint.safetensors is damaged.*delete it"):
+        resume(finished)
+    file.unlink()
+    resume(finished)
+    assert RunFolder(finished).finished
+
+
+def test_rows_that_are_gone_are_noticed(finished):
+    (finished / "final.safetensors").unlink()
+    (finished / "rows.jsonl").write_text("")
+    with pytest.raises(mf.UsageError, match="0 good rows, the checkpoint is at round 3"):
+        resume(finished)
+
+
+def test_a_checkpoint_of_another_run_is_refused(finished, tmp_path):
+    mf.run(mf.Experiment(rounds=3, availability="static:0.3", seed=8), tmp_path / "other")
+    (finished / "final.safetensors").unlink()
+    (finished / "checkpoint.safetensors").write_bytes((tmp_path / "other" / "checkpoint.safetensors").read_bytes())
+    with pytest.raises(mf.UsageError, match="of another run"):
+        resume(finished)
+
+
+@pytest.mark.parametrize("content", ["not = [toml", "\x00\xff", "rounds = 3\nalgoritm = 'mimic'\n"])
+def test_a_foreign_config_is_refused(tmp_path, content):
+    (tmp_path / "config.toml").write_bytes(content.encode("latin-1"))
+    with pytest.raises(mf.UsageError, match=r"config.toml"):
+        resume(tmp_path)
+
+
+def test_a_foreign_folder_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(mf.UsageError, match=r"not empty and not a run folder \(it holds thesis.tex\)"):
+        mf.run(mf.Experiment(rounds=2), tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "precious"
+    with pytest.raises(mf.UsageError, match="is not a run folder"):
+        resume(tmp_path)
+    with pytest.raises(mf.UsageError, match="holds no run"):
+        find_runs([tmp_path])
+    with pytest.raises(mf.UsageError, match="does not exist"):
+        find_runs([tmp_path / "nowhere"])
+
+
+def test_another_experiment_does_not_overwrite(finished):
+    before = (finished / "rows.jsonl").read_bytes()
+    with pytest.raises(mf.UsageError, match=r"holds another run \(algorithm is 'mimic' there and 'fedavg' here\)"):
+        mf.run(mf.Experiment(rounds=3, availability="static:0.3", algorithm="fedavg"), finished)
+    assert (finished / "rows.jsonl").read_bytes() == before
+
+
+def test_a_full_disk_stops_in_words_and_loses_nothing(tmp_path, monkeypatch):
+    e = mf.Experiment(rounds=6, availability="static:0.3", checkpoint_every=1)
+    mf.run(e, tmp_path / "whole")
+    real, calls = os.fsync, []
+
+    def full(descriptor):
+        calls.append(1)
+        if len(calls) > 9:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(mf.UsageError, match="No space left on device; make room"):
+        mf.run(e, tmp_path / "run")
+    monkeypatch.undo()
+    assert not list((tmp_path / "run").glob(".*.part"))
+    assert 0 < len(RunFolder(tmp_path / "run").rows()) <= 6
+    history = mf.run(e, tmp_path / "run")
+    assert torch.equal(history.params, read(RunFolder(tmp_path / "whole")).params)
+
+
+def test_a_file_that_may_not_grow_stops_in_words(tmp_path):
+    """The operating system itself refuses the bytes: a limit on file size stands in for the full disk."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    command = [sys.executable, "-m", "mimicfl", "run", "--rounds", "5", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 2
+    assert "could not write" in done.stderr
+    assert "Traceback" not in done.stderr
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+
+
+def test_toml_round_trip():
+    settings = {"a": 1, "b": 0.1, "c": True, "d": 'say "hi"\n\t\\ \x7f é', "e": ["x", "y"], "f": None, "g": 1e-5}
+    assert tomllib.loads(dumps(settings)) == {k: v for k, v in settings.items() if v is not None}
+
+
+def test_nothing_is_pickled():
+    """No module of the package imports pickle or lets torch or numpy use it."""
+    from pathlib import Path
+
+    for file in Path(mf.__file__).parent.rglob("*.py"):
+        text = file.read_text()
+        for word in ("import pickle\n", "torch.load(", "torch.save(", "allow_pickle=True", "marshal", "shelve"):
+            assert word not in text, (file, word)

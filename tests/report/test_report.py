@@ -1,0 +1,130 @@
+"""Tables, pictures and the page, from run folders."""
+
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+import mimicfl as mf
+from mimicfl.metrics.history import History
+from mimicfl.report import html, summary
+from mimicfl.report.report import build
+from mimicfl.report.tables import lines, table
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    mf.compare(mf.Experiment(rounds=8, availability="static:0.2"), ["fedavg", "mimic"], [0, 1], folder)
+    return folder
+
+
+def history(values, algorithm="fedavg", uploads=1, **config):
+    rows = []
+    for t, value in enumerate(values):
+        row = {"round": t, "clients": [0], "uploads": uploads * (t + 1), "bytes_up": 1e6 * (t + 1), "test_accuracy": value}
+        rows.append(row | {"test_loss": 1.0, "train_loss": 1.0})
+    return History(rows, None, 1, config={"algorithm": algorithm, **config})
+
+
+def test_groups_differ_by_algorithm_and_by_what_was_varied():
+    same = summary.group([history([0.1], seed=0), history([0.2], seed=1), history([0.3], "fedprox:mu=0.1", seed=0)])
+    assert [(g.label, len(g.runs)) for g in same] == [("FedAvg", 2), ("FedProx (mu=0.1)", 1)]
+    varied = summary.group([history([0.1], availability="always"), history([0.2], availability="static:0.1")])
+    assert [g.label for g in varied] == ["FedAvg, availability always", "FedAvg, availability static:0.1"]
+    assert len({g.color for g in varied}) == 2
+
+
+def test_mean_and_spread_are_those_of_the_seeds():
+    [group] = summary.group([history([0.1, 0.5], seed=0), history([0.3, 0.9], seed=1)])
+    curve = group.curve("test_accuracy")
+    assert curve.x == [1, 2]
+    assert curve.mean == pytest.approx([0.2, 0.7])
+    assert curve.std == pytest.approx([0.1 * 2**0.5, 0.2 * 2**0.5])
+    assert summary.mean_std(group.finals("test_accuracy")) == pytest.approx((0.7, 0.2 * 2**0.5))
+
+
+def test_runs_of_different_length_are_averaged_where_they_meet():
+    [group] = summary.group([history([0.1, 0.2, 0.3], seed=0), history([0.3], seed=1)])
+    assert group.curve("test_accuracy").x == [1]
+    assert group.curve("test_accuracy", "megabytes").mean == pytest.approx([0.2])
+
+
+def test_the_verdict_is_computed_and_honest():
+    def say(*pairs):
+        return summary.verdict(summary.group([history([v], a, seed=s) for a, values in pairs for s, v in enumerate(values)]))
+
+    assert say(("fedavg", [0.90, 0.91]), ("mimic", [0.70, 0.71])).startswith("FedAvg ends best at 90.5 ± 0.7 %, 20.0 points above MimiC")
+    assert "call it a tie" in say(("fedavg", [0.80, 0.60]), ("mimic", [0.79, 0.65]))
+    assert say(("mimic", [0.5])) == "MimiC ends at 50.0 ± 0.0 %."
+
+
+def test_the_best_is_marked_and_only_the_best():
+    groups = summary.group([history([0.9], "fedavg"), history([0.8], "mimic")])
+    assert [line.best for line in lines(groups)] == [True, False]
+
+
+def test_swing_measures_the_end_of_the_curve():
+    calm, wild = summary.group([history([0.1] * 6 + [0.8] * 2, "mimic"), history([0.8] * 6 + [0.9, 0.5], "fedavg")])
+    assert calm.swing("test_accuracy") == 0
+    assert wild.swing("test_accuracy") == pytest.approx(0.2)
+
+
+def test_everything_is_written(runs):
+    report = build([runs])
+    assert {p.name for p in report.pictures} == {"curves.png", "curves.svg", "availability.png"}
+    assert (runs / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (runs / "curves.svg").read_text()
+    console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(table(report.groups))
+    text = console.export_text()
+    console.file.close()
+    for group in report.groups:
+        mean, std = summary.mean_std(group.finals("test_accuracy"))
+        assert re.search(rf"{group.label}.*{100 * mean:.1f} ± {100 * std:.1f} %", text)
+
+
+def test_the_page_needs_no_network_and_holds_the_numbers(runs):
+    text = build([runs]).page.read_text()
+    assert not re.search(r"(src|href)\s*=\s*[\"']?(https?:)?//", text)
+    assert "url(" not in text
+    data = json.loads(re.search(r"const DATA = (.*?);\n", text).group(1).replace("<\\/", "</"))
+    group = summary.group([h for g in build([runs]).groups for h in g.runs])[0]
+    assert data["groups"][0]["curves"]["test_accuracy"]["uploads"]["mean"] == pytest.approx(group.curve("test_accuracy").mean, rel=1e-5)
+    assert len(data["schedules"]) == 2
+    assert len(data["groups"][0]["clients"]) == 2
+
+
+def test_names_cannot_break_the_page(tmp_path, runs):
+    nasty = "</script><script>alert(1)</script>"
+    groups = summary.group([history([0.5], nasty, dataset=nasty, availability=nasty)])
+    page = html.write(tmp_path / "page.html", groups, [mf.metrics.store.RunFolder(runs / "mimic-s0")]).read_text()
+    assert nasty not in page
+
+
+def test_unfinished_runs_are_said_to_be(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(*_):
+        raise Stop
+
+    with pytest.raises(Stop):
+        mf.run(mf.Experiment(rounds=5), tmp_path / "run", stop)
+    assert "1 of 1 runs are not finished" in build([tmp_path / "run"]).page.read_text()
+
+
+def test_nothing_to_report(tmp_path):
+    from mimicfl.metrics.store import RunFolder
+
+    RunFolder.claim(tmp_path / "run", {"algorithm": "mimic"}).close()
+    with pytest.raises(mf.UsageError, match="no finished round yet"):
+        build([tmp_path / "run"])
+
+
+def test_regression_runs_report_the_distance(tmp_path):
+    mf.compare(mf.Experiment(dataset="synthetic", rounds=4), ["fedavg", "mimic"], [0], tmp_path)
+    report = build([tmp_path])
+    assert "distance" in report.page.read_text()
+    assert "below" in summary.verdict(report.groups)
