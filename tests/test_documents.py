@@ -88,7 +88,7 @@ def test_examples(example, tmp_path):
 @pytest.mark.parametrize("example", ["own_algorithm.py", "own_availability.py"])
 def test_commands_that_examples_name(example, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    commands = re.findall(r"^    (mimicfl .*)$", (ROOT / "examples" / example).read_text(), re.MULTILINE)
+    commands = re.findall(r"^ *(mimicfl .*)$", (ROOT / "examples" / example).read_text(), re.MULTILINE)
     assert commands
     for command in commands:
         run(command, tmp_path)

@@ -7,8 +7,8 @@ round t depends on the seed and t alone, never on how many rounds were asked for
     >>> schedule(Bounded(3), rounds=4, num_clients=3, seed=1).astype(int)
     array([[1, 1, 1],
            [0, 1, 0],
-           [0, 1, 1],
-           [1, 1, 0]])
+           [0, 1, 0],
+           [1, 1, 1]])
 """
 
 import json
