@@ -1,6 +1,7 @@
 """mimicfl: federated learning when clients drop out."""
 
 from . import availability
+from ._version import __version__ as __version__
 from .algorithms import MIFA, SCAFFOLD, FedAvg, FedProx, MimiC, State, Step, Task, register
 from .config import Experiment
 from .data import datasets, partition
@@ -12,7 +13,6 @@ from .local.update import LocalSGD
 from .metrics.history import History
 from .runner import compare, run
 
-__version__ = "0.1.0"
 __all__ = [
     "MIFA",
     "SCAFFOLD",

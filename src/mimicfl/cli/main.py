@@ -4,10 +4,10 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from rich.console import Console
 
+from .._version import __version__
 from ..errors import UsageError
 from . import look, train
 from .options import Parser, add_settings
@@ -15,7 +15,7 @@ from .options import Parser, add_settings
 
 def parser() -> Parser:
     top = Parser(prog="mimicfl", description="Federated learning when clients drop out.", epilog="First run: mimicfl demo")
-    top.add_argument("--version", action="version", version=f"mimicfl {version('mimicfl')}")
+    top.add_argument("--version", action="version", version=f"mimicfl {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
     def command(name: str, about: str, *examples: str) -> Parser:

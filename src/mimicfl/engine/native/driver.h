@@ -1,0 +1,109 @@
+// The cohort around a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs, a workspace, and
+// forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), w -= eta h, g += h.
+
+static void* room(size_t bytes) {
+  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
+  return p;
+}
+
+struct Round {
+  const float* w0;        // [D]
+  float* g;               // [m, D] out
+  double* loss;           // [m] out: sum over the steps of the mean batch loss
+  const Sample* pool;     // [n, FEATURES]
+  const float* table;     // [channels, 256] for uint8 samples
+  const Target* target;   // [n] or [n, OUTPUTS]
+  const int64_t* rows;    // samples of all steps of all clients, end to end
+  const int64_t* begin;   // [m] where each client's samples begin
+  const int32_t* sizes;   // batch sizes of all steps of all clients
+  const int64_t* step;    // [m + 1] where each client's steps begin
+  const float* shift;     // [m, D] or null
+  const uint64_t* key;    // [m] for dropout
+  float eta, mu;
+  int m;
+};
+
+static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu) {
+  int k = 0;
+  for (; k + LANES <= Net::D; k += LANES) {
+    v h = load(grad + k);
+    if (shift) h += load(shift + k);
+    if (mu != 0.f) h += splat(mu) * (load(w + k) - load(w0 + k));
+    store(g + k, load(g + k) + h);
+    store(w + k, load(w + k) - splat(eta) * h);
+  }
+  for (; k < Net::D; k++) {
+    float h = grad[k] + (shift ? shift[k] : 0.f) + (mu != 0.f ? mu * (w[k] - w0[k]) : 0.f);
+    g[k] += h;
+    w[k] -= eta * h;
+  }
+}
+
+static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad) {
+  memcpy(w, r.w0, sizeof(float) * Net::D);
+  float* g = r.g + (size_t)c * Net::D;
+  memset(g, 0, sizeof(float) * Net::D);
+  const int64_t* rows = r.rows + r.begin[c];
+  double loss = 0;
+  uint64_t position = 0;
+  for (int64_t k = r.step[c]; k < r.step[c + 1]; k++) {
+    const int batch = r.sizes[k];
+    Net::prepare(s, w);
+    for (int at = 0; at < batch; at += LANES) {
+      const int count = least(LANES, batch - at);
+      gather<Net::FEATURES, Net::CHANNELS>(r.pool, r.table, rows + at, count, s.input);
+      Net::forward(s, w, true, r.key[c], position++);
+      loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
+      Net::backward(s, w, grad, at == 0);
+    }
+    update(w, g, grad, r.w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta, r.mu);
+    rows += batch;
+  }
+  r.loss[c] = loss;
+}
+
+template <typename F>
+static int on_threads(int threads, int jobs, F work) {
+  std::atomic<int> next{0}, failed{0};
+  auto loop = [&] {
+    auto* s = (Net::Work*)room(sizeof(Net::Work));
+    auto* w = (float*)room(sizeof(float) * 2 * (Net::D + LANES));
+    if (!s || !w) failed = 1;
+    else for (int j; (j = next++) < jobs;) work(j, *s, w, w + Net::D + LANES);
+    free(s);
+    free(w);
+  };
+  std::vector<std::thread> others;
+  for (int t = 1; t < least(threads, jobs); t++) others.emplace_back(loop);
+  loop();
+  for (auto& t : others) t.join();
+  return failed;
+}
+
+extern "C" int mimicfl_lanes() { return LANES; }
+
+extern "C" int mimicfl_train(const float* w0, float* g, double* loss, const Sample* pool, const float* table, const Target* target,
+                             const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step, const float* shift,
+                             const uint64_t* key, float eta, float mu, int m, int threads) {
+  const Round r{w0, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, m};
+  return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad) { train_one(r, c, s, w, grad); });
+}
+
+// Outputs [n, OUTPUTS] of n samples in evaluation mode.
+extern "C" int mimicfl_outputs(const float* w, const Sample* pool, const float* table, int64_t n, float* out, int threads) {
+  const int jobs = (int)((n + 255) / 256);
+  return on_threads(threads, jobs, [&](int job, Net::Work& s, float*, float*) {
+    Net::prepare(s, w);
+    int64_t rows[LANES];
+    for (int64_t at = 256 * (int64_t)job; at < n && at < 256 * ((int64_t)job + 1); at += LANES) {
+      const int count = (int)(n - at < LANES ? n - at : LANES);
+      for (int i = 0; i < LANES; i++) rows[i] = at + (i < count ? i : 0);
+      gather<Net::FEATURES, Net::CHANNELS>(pool, table, rows, count, s.input);
+      Net::forward(s, w, false, 0, 0);
+      const float* z = (const float*)s.output();
+      for (int i = 0; i < count; i++)
+        for (int j = 0; j < Net::OUTPUTS; j++) out[(at + i) * Net::OUTPUTS + j] = z[j * LANES + i];
+    }
+  });
+}
