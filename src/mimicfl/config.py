@@ -5,6 +5,7 @@ the dataset's customary values in `resolved()`, and only resolved experiments ar
 default cannot change an old run.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -17,7 +18,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from .errors import UsageError, nearest, one_of, whole
 from .registry import parse
 
-# What people use with each dataset. Fashion-MNIST and CIFAR-10 are Table II of the paper.
+# Settings that say how or where a run is made, not what it is.
+BESIDE_THE_POINT = ("device", "engine", "checkpoint_every", "data_path", "plugins")
+# What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
+# (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
 CUSTOMARY: dict[str, dict[str, Any]] = {
     "digits": {"model": "mlp", "lr": "geometric:0.1,0.99", "batch_size": 16, "uploads": 200},
     "fmnist": {"model": "lenet", "lr": "geometric:0.01,0.95", "batch_size": 16, "uploads": 200},
@@ -63,6 +67,7 @@ class Experiment:
     )
     seed: int = setting(0, "everything random follows from it", "S")
     device: str = setting("cpu", "cpu, cuda or auto", "NAME")
+    engine: str = setting("auto", "auto (the fastest that fits), plain, or native (compiled, CPU)", "NAME")
     dtype: str = setting("float32", "float32 or float64", "NAME")
     eval_every: int = setting(1, "test after every so many rounds", "R")
     checkpoint_every: int = setting(0, "rounds between checkpoints; 0: as often as 5 %% of the time allows", "R")
@@ -85,6 +90,7 @@ class Experiment:
         one_of("weighting", self.weighting, ["uniform", "samples"])
         one_of("preset", self.preset, ["none", "authors"])
         one_of("dtype", self.dtype, ["float32", "float64"])
+        one_of("engine", self.engine, ["auto", "plain", "native"])
 
     def resolved(self) -> "Experiment":
         """The same experiment with every "auto" filled in and the preset applied."""
@@ -103,8 +109,10 @@ class Experiment:
         changes = {}
         if parse(self.algorithm)[0] in ("mimic", "mifa") and "memory" not in self.algorithm:
             changes["algorithm"] = self.algorithm + ("," if ":" in self.algorithm else ":") + "memory=step"
-        if lr.startswith("geometric:") and "floor" not in lr:
-            changes["lr"] = f"{lr},floor=1e-05"
+        for name, rate in (("lr", lr), ("global_lr", str(self.global_lr))):
+            kind, values, options = parse(rate)
+            if kind == "geometric" and len(values) < 3 and "floor" not in options:
+                changes[name] = f"{rate},floor=1e-05"
         return changes
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,7 +121,7 @@ class Experiment:
     @property
     def id(self) -> str:
         """The content hash of the settings that a result depends on."""
-        own = {k: v for k, v in self.resolved().to_dict().items() if k not in ("device", "checkpoint_every", "data_path", "plugins")}
+        own = {k: v for k, v in self.resolved().to_dict().items() if k not in BESIDE_THE_POINT}
         return hashlib.sha256(json.dumps(own, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
@@ -124,7 +132,11 @@ class Experiment:
 
 
 SETTINGS = {f.name: f for f in dataclasses.fields(Experiment)}
-KINDS: dict[str, Any] = get_type_hints(Experiment)
+
+
+def defaults() -> dict[str, Any]:
+    """Every setting at its default, as TOML holds it (None is absent)."""
+    return {key: value for key, value in Experiment().to_dict().items() if value is not None}
 
 
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
@@ -174,8 +186,9 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
         except ValueError:
             if str not in choices:
                 raise UsageError(f"{name} must be a whole number, got {value!r}") from None
-    if float in choices and isinstance(value, (int, float)):
-        return float(value)
+    if float in choices:
+        with contextlib.suppress(ValueError, TypeError):  # "0.05" and 0.05 are one rate; "geometric:..." is none of these
+            return float(value)
     if str in choices and isinstance(value, str):
         return value.strip()
     expected = {int: "a whole number", float: "a number", str: "a text"}[choices[0]]

@@ -7,6 +7,7 @@ The command line prints that sentence and exits with code 2; in Python it is an 
 import difflib
 import math
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 
@@ -34,23 +35,26 @@ def one_of(what: str, value: Any, choices: Iterable[str]) -> str:
 
 def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
     """A finite number within [low, high] (above low if `open_low`)."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
         raise UsageError(f"{what} must be a number, got {value!r}")
-    if value < low or value > high or (open_low and value == low):
+    found = float(value)
+    if found < low or found > high or (open_low and found == low):
         left = f"more than {low:g}" if open_low else f"at least {low:g}"
         bounds = left if high == math.inf else f"{left} and at most {high:g}"
         raise UsageError(f"{what} must be {bounds}, got {value!r}")
-    return float(value)
+    return found
 
 
-def whole(what: str, value: Any, *, low: int = 1) -> int:
-    """A whole number of at least `low`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+def whole(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:
+    """A whole number of at least `low`; beyond `high` it can only be a slip of the finger."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise UsageError(f"{what} must be a whole number of at least {low}, got {value!r}")
-    return value
+    if int(value) > high:
+        raise UsageError(f"{what} must be at most {high:,}, got {int(value):,}")
+    return int(value)
 
 
 def probability(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
         raise UsageError(f"{what} is a probability and must lie in [0, 1], got {value!r}")
     return float(value)

@@ -1,10 +1,14 @@
 """Writing files so that a reader, or a process killed at any moment, never meets half of one."""
 
 import os
-import tempfile
-from collections.abc import Iterator
+import secrets
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
 
 from .errors import UsageError
 
@@ -27,20 +31,22 @@ def explained(path: Path) -> Iterator[None]:
 def replacing(path: Path) -> Iterator[Path]:
     """Write to the yielded path; at the end it is flushed to disk and takes the place of `path` in one step."""
     with explained(path):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        os.close(handle)
-        partial = Path(name)
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
             yield partial
-            descriptor = os.open(partial, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            partial.chmod(0o644)
+            _flush(partial)
             partial.replace(path)
+            _flush(path.parent)  # the new name, too, must survive a power cut
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -48,7 +54,23 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def sweep(folder: Path) -> None:
-    """Remove what killed writers left behind."""
-    for leftover in folder.glob(".*.part"):
-        leftover.unlink(missing_ok=True)
+def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
+    """A safetensors file; tensors that share memory are separated first, since the format knows no sharing."""
+    seen: set[int] = set()
+    flat = {}
+    for key, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
+        flat[key] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(tensor.untyped_storage().data_ptr())
+    with replacing(path) as partial:
+        try:
+            save_file(flat, partial, metadata=facts)
+        except SafetensorError as error:  # the library wraps the operating system's error in its own
+            raise OSError(str(error)) from error
+
+
+def sweep(folder: Path, names: Sequence[str]) -> None:
+    """Remove what killed writers of these files left behind."""
+    for name in names:
+        for leftover in folder.glob(f".{name}.*.part"):
+            leftover.unlink(missing_ok=True)

@@ -62,7 +62,9 @@ def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Te
     """Buffers [m, ...] of the active clients as one: floating ones averaged, counters take the largest."""
     merged = {}
     for name, rows in stacked.items():
-        if rows.is_floating_point():
+        if bool((rows == rows[0]).all()):
+            merged[name] = rows[0]  # constants stay what they are, to the bit
+        elif rows.is_floating_point():
             merged[name] = torch.einsum("m,m...->...", weights.to(rows.dtype), rows)
         else:
             merged[name] = rows.amax(dim=0)

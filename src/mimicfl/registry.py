@@ -7,7 +7,6 @@ command line and in TOML; `Registry.make` turns it into the object, `describe` t
 import dataclasses
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
@@ -37,12 +36,14 @@ class Registry(Generic[T]):
         """`register("mine", Mine)`, or as a decorator: `@register("mine")`."""
         if factory is None:
             return lambda it: self.register(name, it)
+        if not isinstance(name, str) or not name or not callable(factory):
+            raise UsageError(f"register a {self.kind} as register('name', Class), got {name!r} and {factory!r}")
         self.factories[name] = factory
         return factory
 
     def find(self, name: str) -> Callable[..., T]:
-        if name not in self.factories:
-            raise UsageError(f"{self.kind} {name!r} is unknown; {nearest(name, self.factories)}")
+        if not isinstance(name, str) or name not in self.factories:
+            raise UsageError(f"{self.kind} {name!r} is unknown; {nearest(str(name), self.factories)}")
         return self.factories[name]
 
     def name_of(self, thing: object) -> str:
@@ -58,21 +59,24 @@ class Registry(Generic[T]):
         `context` holds what the caller knows (labels, a seed, ...); a factory is handed those it has parameters for,
         and the spec's positional arguments fill the remaining parameters in order.
         """
+        if not isinstance(spec, str):
+            raise UsageError(f"{self.kind} must be named by a text, got {spec!r}")
         name, args, options = parse(spec)
         factory = self.find(name)
         parameters = inspect.signature(factory).parameters
         given = {key: value for key, value in context.items() if key in parameters}
-        spread = [p.name for p in parameters.values() if p.kind is p.VAR_POSITIONAL]
-        free = [p.name for p in parameters.values() if p.name not in given and p.kind is not p.VAR_KEYWORD]
+        spread = any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
+        free = [p.name for p in parameters.values() if p.name not in given and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        in_order = [key for key in free if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
         for key in options:
             if key not in free:
                 known = f"it has: {', '.join(free)}" if free else "it has none"
                 raise UsageError(f"{self.kind} {name!r} has no option {key!r}; {known}")
-        if not spread and len(args) > len(free):
-            raise UsageError(f"{self.kind} {spec!r} has too many values; {name} takes {', '.join(free) or 'none'}")
         if spread:
             return factory(*args, **options, **given)
-        named = dict(zip(free, args, strict=False))
+        if len(args) > len(in_order):
+            raise UsageError(f"{self.kind} {spec!r} has too many values; {name} takes {', '.join(in_order) or 'none'}")
+        named = dict(zip(in_order, args, strict=False))
         if twice := named.keys() & options.keys():
             raise UsageError(f"{self.kind} {spec!r} gives {twice.pop()!r} twice")
         missing = [p for p in free if parameters[p].default is inspect.Parameter.empty and p not in named | options]
@@ -86,10 +90,13 @@ def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
     name, _, rest = spec.strip().partition(":")
     args: list[Any] = []
     options: dict[str, Any] = {}
-    for part in re.split(r",(?![^\[]*\])", rest) if rest else []:
+    for part in _parts(rest):
         key, equals, text = part.partition("=")
+        key = key.strip().replace("-", "_")
+        if equals and key in options:
+            raise UsageError(f"{spec!r} gives {key!r} twice")
         if equals:
-            options[key.strip().replace("-", "_")] = _value(text)
+            options[key] = _value(text)
         elif options:
             raise UsageError(f"in {spec!r} the bare value {part!r} follows a named one: write name=value")
         else:
@@ -97,10 +104,22 @@ def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
     return name, args, options
 
 
+def _parts(text: str) -> list[str]:
+    """Split at the commas outside brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts if text else []
+
+
 def _value(text: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text.strip()
 
 

@@ -1,9 +1,11 @@
 """From settings to results: build what an experiment names, run it, compare several."""
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,15 @@ import torch
 from . import algorithms, availability
 from .config import Experiment, from_dict
 from .data import partition
+from .data.dataset import Data
 from .data.datasets import load
+from .engine.run import Run
 from .engine.simulate import simulate
 from .errors import UsageError
 from .local import models
 from .local.update import LocalSGD
 from .metrics.history import History, Row
-from .metrics.store import RunFolder
+from .metrics.store import RunFolder, check_same
 from .registry import parse
 
 ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
@@ -33,11 +37,11 @@ def build(experiment: Experiment) -> dict[str, Any]:
     algorithm = algorithms.make(e.algorithm)
     pattern = availability.make(e.availability)
     local = LocalSGD(e.epochs, None if e.batch_size == "full" else int(e.batch_size), e.lr, e.steps)
-    data = load(e.dataset, e.data_path, num_clients=e.num_clients, seed=e.seed)
+    data = _data(e.dataset, e.data_path, e.num_clients, e.seed)
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "eval_every")
+    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every")
     return {
         "model": model,
         "data": data,
@@ -51,24 +55,47 @@ def build(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-def run(experiment: Experiment, out: str | Path | None = None, progress: Reporter | None = None) -> History:
+@functools.lru_cache(maxsize=4)  # a comparison of many runs reads and verifies its data once
+def _data(name: str, path: str | None, num_clients: int, seed: int) -> Data:
+    return load(name, path, num_clients=num_clients, seed=seed)
+
+
+def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment as it will be written down, and the arguments it stands for, all checked before anything is begun."""
+    arguments = build(experiment)
+    e = experiment.resolved()
+    e = dataclasses.replace(
+        e,
+        num_clients=len(arguments["split"]),  # natural clients are as many as there are
+        loss=arguments["data"].loss if e.loss == "auto" else e.loss,
+        plugins=[_absolute(p) if p.endswith(".py") else p for p in e.plugins],
+        data_path=e.data_path and _absolute(e.data_path),
+        availability=_with_absolute_file(e.availability),
+    )
+    own = {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every")}
+    Run(**own)
+    return e, arguments
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    progress: Reporter | None = None,
+    notice: Callable[[str], None] | None = None,
+) -> History:
     """Run an experiment; with `out`, in that folder, going on where it stopped."""
-    resolved = experiment.resolved()
-    arguments = build(resolved)
-    if out is not None and not portable(resolved):
-        resolved = dataclasses.replace(resolved, plugins=[_absolute(p) for p in resolved.plugins])
-    tell = (lambda row, total: progress(resolved, row, total)) if progress else None
-    return simulate(**arguments, out=out, config=resolved.to_dict(), progress=tell)
+    settled, arguments = settle(experiment)
+    tell = (lambda row, total: progress(settled, row, total)) if progress else None
+    return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice)
 
 
-def resume(path: str | Path, progress: Reporter | None = None) -> History:
+def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[[str], None] | None = None) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
     folder = RunFolder(path)
     if folder.config.get("source") == "python":
-        raise UsageError(
-            f"{path} was started from Python with objects of its own: call simulate(..., out={str(path)!r}) again with the same arguments"
-        )
-    return run(from_dict(folder.config, str(folder.path / "config.toml")), path, progress)
+        again = f"call simulate(..., out={str(path)!r}) again with the same arguments"
+        raise UsageError(f"{path} was started from Python with objects of its own: {again}")
+    return run(from_dict(folder.config, str(folder.path / "config.toml")), path, progress, notice)
 
 
 def compare(
@@ -77,21 +104,33 @@ def compare(
     seeds: Sequence[int] = (0, 1, 2),
     out: str | Path | None = None,
     progress: Reporter | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> dict[str, list[History]]:
     """Several algorithms and seeds on the same splits, availability and initial models; runs finished before are not run again."""
     plan = {(a, s): dataclasses.replace(experiment, algorithm=a, seed=s) for a in algorithms for s in seeds}
     if not plan:
         raise UsageError("compare needs at least one algorithm and one seed")
-    for e in plan.values():
-        build(e)  # a mistake in the last run must not surface after an hour of the first
+    if out is not None and (Path(out) / "config.toml").exists():
+        raise UsageError(f"{out} is a run folder itself: give compare a folder of its own")
+    for (a, s), e in plan.items():  # a mistake in the last run must not surface after an hour of the first
+        settled, _ = settle(e)
+        if out is not None and (Path(out) / folder_name(a, s) / "config.toml").exists():
+            check_same(RunFolder(Path(out) / folder_name(a, s)), settled.to_dict())
     results: dict[str, list[History]] = {a: [] for a in algorithms}
+    said: list[str] = []
+
+    def once(sentence: str) -> None:
+        if notice and not said:
+            notice(sentence)
+        said.append(sentence)
+
     for (a, s), e in plan.items():
-        results[a].append(run(e, None if out is None else Path(out) / folder_name(a, s), progress))
+        results[a].append(run(e, None if out is None else Path(out) / folder_name(a, s), progress, once))
     return results
 
 
 def folder_name(algorithm: str, seed: int) -> str:
-    return "".join(c if c.isalnum() or c in ".-=" else "_" for c in algorithm) + f"-s{seed}"
+    return "".join(c if c.isalnum() or c in ".-=" else "_" for c in algorithm)[:100] + f"-s{seed}"
 
 
 def split_specs(texts: Sequence[str]) -> list[str]:
@@ -106,35 +145,45 @@ def split_specs(texts: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(spec for spec in specs if spec))
 
 
-def portable(experiment: Experiment) -> bool:
-    return not any(p.endswith(".py") for p in experiment.plugins)
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())
 
 
-def _absolute(plugin: str) -> str:
-    return str(Path(plugin).resolve()) if plugin.endswith(".py") else plugin
+def _with_absolute_file(availability: str) -> str:
+    """`explicit:FILE` must mean the same file when the run is resumed from another folder."""
+    name, values, options = parse(availability)
+    source = options.get("matrix", values[0] if values else None)
+    if name != "explicit" or not isinstance(source, str):
+        return availability
+    return availability.replace(source, _absolute(source), 1)
 
 
 def load_plugins(plugins: Sequence[str]) -> None:
     """Import the user's files and modules, whose `register(...)` lines then count."""
     for name in plugins:
-        if not name.endswith(".py"):
-            try:
-                importlib.import_module(name)
-            except ModuleNotFoundError as error:
-                raise UsageError(f"plugin {name!r} cannot be imported: {error}") from None
-            continue
         file = Path(name).resolve()
-        if not file.is_file():
+        if name.endswith(".py") and not file.is_file():
             raise UsageError(f"plugin {name} does not exist")
-        label = f"mimicfl_plugin_{file.stem}"
-        if getattr(sys.modules.get(label), "__file__", None) == str(file):
-            continue
-        spec = importlib.util.spec_from_file_location(label, file)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[label] = module
         try:
-            spec.loader.exec_module(module)
-        except SyntaxError as error:
-            raise UsageError(f"plugin {name} has a syntax error in line {error.lineno}: {error.msg}") from None
+            _import_file(file) if name.endswith(".py") else importlib.import_module(name)
+        except UsageError:
+            raise
+        except (Exception, SystemExit) as error:
+            frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+            line = f" in line {frames[-1].lineno}" if frames else f" in line {error.lineno}" if isinstance(error, SyntaxError) else ""
+            raise UsageError(f"plugin {name!r} cannot be imported: {type(error).__name__}{line}: {error}") from error
+
+
+def _import_file(file: Path) -> None:
+    label = f"mimicfl_plugin_{file.stem}"
+    if getattr(sys.modules.get(label), "__file__", None) == str(file):
+        return
+    spec = importlib.util.spec_from_file_location(label, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[label] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[label]
+        raise

@@ -1,7 +1,8 @@
 """One seed becomes independent named streams, keyed (purpose, round, client).
 
-Nothing in mimicfl draws from a global generator. A stream depends on its key alone, so the order of clients,
-the size of a chunk, fusing runs or resuming one cannot change what is drawn.
+Nothing in mimicfl depends on a global generator. A stream depends on its key alone, so the order of clients, the size of a
+chunk, fusing runs or resuming one cannot change what is drawn. (torch's own layers know only the global generator: around each
+client it is set aside and put back, so simulations with dropout layers belong in separate processes, not in threads.)
 """
 
 import hashlib

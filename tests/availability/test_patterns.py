@@ -90,7 +90,7 @@ def test_time_varying_follows_its_weights():
     """With one place among two clients the chance of the first is a_1/(a_1+a_2): the race must reproduce it."""
     from mimicfl.seeds import stream
 
-    wins, expected = 0, 0.0
+    expected = 0.0
     for t in range(4000):
         weight = stream(9, "availability", t).uniform(1, 10, size=2)
         expected += weight[0] / weight.sum()
@@ -172,6 +172,11 @@ def test_own_pattern_needs_one_method():
         ("cyclic:3,5", "longer than period"),
         ("cyclic:0", "at least 1"),
         ("label-correlated:classes=3", "list of labels"),
+        ("label-correlated:classes=[true]", "label in classes"),
+        ("static:p=0.5,p=0.6", "twice"),
+        ("static:0.5,0.5", "too many"),
+        ("always:warm_start=yes", "true or false"),
+        ("bounded:1000000000000000000000", "at most"),
         ("explicit", "needs a matrix"),
         ("explicit:nowhere.csv", "cannot read"),
     ],
@@ -206,7 +211,7 @@ def test_explicit_wants_zeros_and_ones():
 def test_observed_figures():
     schedule = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 0], [1, 1, 0]], bool)
     seen = av.observe(schedule)
-    assert seen.tau_max == 5  # client 2 never came: as stale as the run is long, and one more
+    assert seen.tau_max == 3  # client 0 between rounds 0 and 3; client 2 never came and is counted apart
     assert seen.empty_rounds == 1
     assert seen.never_seen == 1
     assert seen.all_seen_at is None
@@ -221,7 +226,7 @@ def test_observed_figures():
 def test_observe_agrees_with_counting(rows):
     schedule = np.array(rows)
     seen = av.observe(schedule)
-    longest = 0
+    longest = before = 0
     for i in range(3):
         since = 0
         for t in range(len(rows)):
@@ -229,6 +234,7 @@ def test_observe_agrees_with_counting(rows):
             longest = max(longest, since)
             if schedule[t, i]:
                 since = 0
-        longest = max(longest, since + 1)
+        longest = max(longest, since + 1) if schedule[:, i].any() else before
+        before = longest
     assert seen.tau_max == longest
     assert seen.sentences()

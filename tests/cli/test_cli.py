@@ -168,13 +168,22 @@ def lazy_home():
         ("run --algorithm fedprox:nu=1", "has no option 'nu'; it has: mu"),
         ("run --plugin nowhere.py", "nowhere.py does not exist"),
         ("run --plugin no_such_module", "cannot be imported"),
+        ("run --loss mse", "the loss does not fit outputs of shape (2, 10)"),
+        ("run --lr 1e300", "rate must be more than 0 and at most"),
+        ("run --device mps", "device 'mps' is unknown"),
+        ("run --model mlp:hidden=3", "has no option 'hidden'"),
+        ("run --rounds 1000000000000", "rounds must be at most"),
+        ("run --algorithm mimic:[/b]", "memory '[/b]' is unknown"),
+        ("run --engine warp", "engine 'warp' is unknown"),
+        ("run --engine native --dtype float64", "cannot run this model: its parameters are float64"),
+        ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),
         ("run --availability explicit:nowhere.csv", "cannot read a schedule"),
         ("run --data-path /nowhere --dataset fmnist", "does not exist"),
-        ("resume nowhere", "is not a run folder"),
+        ("resume nowhere", "nowhere does not exist"),
         ("report nowhere", "does not exist"),
         ("compare --algorithms fedavg mimik", "did you mean 'mimic'"),
-        ("compare --seeds some", "--seeds takes a count"),
-        ("compare --seeds 0", "--seeds must be a whole number"),
+        ("compare --seeds some", "seeds takes a count"),
+        ("compare --seeds 0", "seeds must be a whole number"),
         ("data fetch", "say which dataset"),
         ("data fetch imagenet", "dataset 'imagenet' is unknown"),
         ("availability show static:0.1 --rounds 0", "--rounds"),
@@ -261,19 +270,83 @@ def test_a_preset_for_the_authors_script(capsys):
     assert call("resume", "r") == 0
 
 
-def test_interrupt_is_calm(monkeypatch, capsys):
-    from mimicfl.cli import train
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(train.runner, "run", interrupted)
-    assert call("run", "--out", "r") == 130
-    assert "mimicfl resume" in capsys.readouterr().err
-
-
 def test_the_id_names_what_the_result_depends_on():
     base = mf.Experiment()
     assert base.id == mf.Experiment(device="auto", checkpoint_every=3).id
     assert base.id == mf.Experiment(**json.loads(json.dumps(base.resolved().to_dict()))).id
     assert base.id != mf.Experiment(seed=1).id
+
+
+def test_a_plugin_that_fails_is_told_in_a_sentence(capsys):
+    for content, words in (
+        ("1 / 0", "ZeroDivisionError in line 1"),
+        ("import", "SyntaxError in line 1"),
+        ("raise SystemExit(3)", "SystemExit"),
+    ):
+        Path("bad.py").write_text(content)
+        assert call("run", "--plugin", "bad.py", "--rounds", 2) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_a_reader_who_leaves_does_not_stop_the_training():
+    command = f"{sys.executable} -m mimicfl run --rounds 40 --out r | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert RunFolder("r").finished
+
+
+def test_closed_and_full_outputs():
+    run = f"{sys.executable} -m mimicfl run --rounds 2 --out"
+    assert subprocess.run(f"{run} a >&-", shell=True).returncode == 0
+    full = subprocess.run(f"{run} b > /dev/full", shell=True, capture_output=True, text=True)
+    assert full.returncode == 2
+    assert "No space left" in full.stderr
+    assert "Traceback" not in full.stderr
+    ascii_only = subprocess.run(
+        [sys.executable, "-m", "mimicfl", "availability", "show", "always"],
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": ""},
+        capture_output=True,
+    )
+    assert ascii_only.returncode == 0
+
+
+def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
+    import signal
+    import time
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mimicfl", "run", "--rounds", "5000", "--out", "r"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not Path("r/rows.jsonl").exists() or Path("r/rows.jsonl").stat().st_size < 500:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "mimicfl resume r" in errors
+    assert "Traceback" not in errors
+
+
+def test_compare_in_toml_and_resume_of_its_folder(capsys):
+    Path("e.toml").write_text('algorithms = ["fedavg", "mimic"]\nseeds = [4]\nrounds = 3\n')
+    assert call("compare", "e.toml", "--out", "c") == 0
+    assert {p.name for p in Path("c").iterdir() if p.is_dir()} == {"fedavg-s4", "mimic-s4"}
+    Path("c/mimic-s4/final.safetensors").unlink()
+    assert call("resume", "c") == 0
+    assert RunFolder("c/mimic-s4").finished
+    assert call("compare", "--out", "c/mimic-s4") == 2
+    assert "is a run folder itself" in capsys.readouterr().err
+
+
+def test_settings_that_do_not_matter_do_not_make_another_run(capsys):
+    assert call("run", "--rounds", 2, "--lr", "0.05", "--out", "r") == 0
+    Path("e.toml").write_text("rounds = 2\nlr = 0.05\ncheckpoint_every = 7\n")
+    assert call("run", "e.toml", "--device", "auto", "--out", "r") == 0
+    np.savetxt("m.csv", np.ones((3, 30), dtype=int), fmt="%d", delimiter=",")
+    assert call("run", "--availability", "explicit:m.csv", "--out", "x") == 0
+    Path("x/final.safetensors").unlink()
+    here = Path.cwd()
+    os.chdir("/")
+    assert call("resume", here / "x") == 0

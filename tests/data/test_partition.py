@@ -31,6 +31,11 @@ def test_shards_are_single_class_equal_and_disjoint(y, clients, per_client, seed
     assert all(len(np.unique(y[part])) <= per_client for part in split)
 
 
+def test_shards_need_no_luck_on_ordinary_labels():
+    split = partition.shards(np.random.default_rng(0).integers(0, 5, 300), 6, 2, seed=0)
+    assert min(map(len, split)) >= 30
+
+
 def test_shards_on_balanced_data_use_every_class_equally():
     y = np.repeat(np.arange(10), 60)
     split = partition.shards(y, 30, 2, seed=5)

@@ -211,7 +211,7 @@ class TestMistakes:
             ({"algorithm": "scaffold", "uploads": 1}, "does not pay"),
             ({"update": "median"}, "update"),
             ({"weighting": "size"}, "weighting"),
-            ({"device": "cuda:9" if not torch.cuda.is_available() else "tpu"}, "device"),
+            ({"device": "cuda:9"}, "device"),
             ({"device": "warp"}, "device 'warp' is unknown"),
             ({"seed": -1}, "seed"),
             ({"loss": "hinge"}, "loss 'hinge' is unknown"),
@@ -221,6 +221,16 @@ class TestMistakes:
             ({"split": [[0, 1], []]}, "client 1 has no data"),
             ({"split": [[0], [5000]]}, "outside the 1442 training samples"),
             ({"split": [[[0]]]}, "list of sample numbers"),
+            ({"split": [np.arange(1442) < 10]}, "must hold sample numbers"),
+            ({"split": [[0.5, 1.7]]}, "must hold sample numbers"),
+            ({"split": None}, "list of arrays"),
+            ({"model": "mlp"}, "model must be a torch Module"),
+            ({"local": 5}, "local must be a mimicfl LocalSGD"),
+            ({"data": None}, "data must be a mimicfl Data"),
+            ({"loss": lambda output, target: output}, "the loss does not fit"),
+            ({"loss": "mse"}, "the loss does not fit"),
+            ({"local": mf.LocalSGD(lr=lambda t: "fast")}, "must give a number"),
+            ({"local": mf.LocalSGD(lr=lambda t: -1.0)}, "learning rate of round 0"),
             ({"model": nn.Linear(64, 10)}, "cannot take samples of shape"),
             ({"model": nn.Flatten()}, "no trainable parameters"),
             ({"model": mf.models.MLP(64, 8)}, "8 outputs, the data has 10 classes"),
@@ -281,10 +291,82 @@ def test_own_loss_and_own_tensors():
     assert history.rows[-1]["test_accuracy"] > 0.8
 
 
+def test_own_algorithms_are_checked(digits):
+    class NoDataclass(mf.FedAvg):
+        def init(self, w, num_clients):
+            return object()
+
+    class WrongSize(mf.FedAvg):
+        def aggregate(self, state, active, g, step):
+            state.w = state.w[:-1]
+            return state
+
+    class Forgets(mf.FedAvg):
+        def aggregate(self, state, active, g, step):
+            state.w = state.w - step.eta * step.mean(g)
+
+    for algorithm, words in (
+        (NoDataclass(), "must be a dataclass"),
+        (WrongSize(), "state.w must be the model"),
+        (Forgets(), "must be a dataclass"),
+    ):
+        with pytest.raises(mf.UsageError, match=words):
+            mf.simulate(**digits, algorithm=algorithm, rounds=2)
+
+
+def test_numpy_numbers_are_numbers(quadratic):
+    schedule = mf.availability.Static(np.array([0.5] * 6))
+    history = mf.simulate(**quadratic, availability=schedule, rounds=np.int64(2), seed=np.int64(1), local=mf.LocalSGD(lr=np.float32(0.1)))
+    assert len(history.rows) == 2
+
+
+def test_a_rate_with_defaults_of_its_own_is_a_function_of_t(quadratic):
+    history = mf.simulate(**quadratic, rounds=2, local=mf.LocalSGD(lr=lambda t, base=0.05: base / (t + 1)))
+    assert [row["local_lr"] for row in history.rows] == [0.05, 0.025]
+
+
+def test_an_explicit_schedule_may_be_shorter_than_the_limits(quadratic):
+    schedule = mf.availability.Explicit(np.ones((10, 6), bool))
+    assert len(mf.simulate(**quadratic, availability=schedule, rounds=30, uploads=10).rows) == 10
+
+
+def test_a_notice_says_which_engine_and_why(quadratic):
+    said = []
+    mf.simulate(**quadratic, rounds=1, notice=said.append)
+    assert said == ["engine plain"]
+
+
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@gpu
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox", "scaffold", "mifa", "mimic"])
 def test_gpu_equals_cpu(digits, algorithm):
     digits["model"].double()
     runs = [mf.simulate(**digits, algorithm=algorithm, availability="static:0.3", rounds=5, device=d).params for d in ("cpu", "cuda")]
     torch.testing.assert_close(*runs, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("name", ["lenet", "vgg11"])
+def test_convolutions_on_a_gpu_repeat_and_resume_to_the_bit(tmp_path, name):
+    shape = (1, 28, 28) if name == "lenet" else (3, 32, 32)
+    x, y = torch.randint(0, 256, (240, *shape), dtype=torch.uint8), torch.arange(240) % 10
+    data = mf.Data(x, y, x[:40], y[:40], augment=name == "vgg11")
+    arguments = {"model": mf.models.build(name, data), "data": data, "split": mf.partition.iid(y, 4), "device": "cuda", "rounds": 4}
+    arguments |= {"algorithm": "mimic", "availability": "static:0.6,warm_start=true", "local": mf.LocalSGD(epochs=2, lr=0.05)}
+
+    class Stop(Exception):
+        pass
+
+    def stop(row, total):
+        if row["round"] == 2:
+            raise Stop
+
+    whole = mf.simulate(**arguments)
+    assert torch.equal(whole.params, mf.simulate(**arguments).params)
+    with pytest.raises(Stop):
+        mf.simulate(**arguments, out=tmp_path, checkpoint_every=1, progress=stop)
+    assert torch.equal(whole.params, mf.simulate(**arguments, out=tmp_path).params)

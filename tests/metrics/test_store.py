@@ -65,7 +65,7 @@ def test_a_damaged_checkpoint_is_named(finished, harm):
 def test_rows_that_are_gone_are_noticed(finished):
     (finished / "final.safetensors").unlink()
     (finished / "rows.jsonl").write_text("")
-    with pytest.raises(mf.UsageError, match="0 good rows, the checkpoint is at round 3"):
+    with pytest.raises(mf.UsageError, match="0 good rows, the run had reached round 3"):
         resume(finished)
 
 
@@ -153,3 +153,88 @@ def test_nothing_is_pickled():
         text = file.read_text()
         for word in ("import pickle\n", "torch.load(", "torch.save(", "allow_pickle=True", "marshal", "shelve"):
             assert word not in text, (file, word)
+
+
+def test_a_process_killed_while_it_began_can_go_on(tmp_path):
+    """Whatever subset of its first files a killed start leaves, the same command begins again."""
+    e = mf.Experiment(rounds=2)
+    mf.run(e, tmp_path / "whole")
+    for kept in ((), ("env.json",), ("config.toml",), ("config.toml", "env.json"), ("config.toml", "rows.jsonl")):
+        folder = tmp_path / "-".join(("killed", *kept))
+        folder.mkdir()
+        (folder / ".config.toml.99-abcd.part").write_text("half")
+        for name in kept:
+            (folder / name).write_bytes((tmp_path / "whole" / name).read_bytes())
+        assert torch.equal(mf.run(e, folder).params, read(RunFolder(tmp_path / "whole")).params)
+        assert not list(folder.glob(".*.part"))
+
+
+def test_a_finished_run_without_its_checkpoint_stays_finished(finished):
+    (finished / "checkpoint.safetensors").unlink()
+    before = (finished / "rows.jsonl").read_bytes()
+    calls = []
+    mf.run(mf.Experiment(rounds=3, availability="static:0.3"), finished, lambda *a: calls.append(a))
+    assert calls == []
+    assert (finished / "rows.jsonl").read_bytes() == before
+
+
+def test_a_finished_run_that_lost_rows_says_so(finished):
+    lines = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
+    (finished / "rows.jsonl").write_text("".join(lines[:2]))
+    with pytest.raises(mf.UsageError, match="2 good rows, the run had reached round 3"):
+        read(RunFolder(finished))
+
+
+@pytest.mark.parametrize("row", ["[1]", "5", '{"round": 3}', '{"round": 3, "clients": "x"}'])
+def test_rows_that_are_not_rows_end_the_reading(finished, row):
+    with (finished / "rows.jsonl").open("a") as file:
+        file.write(row + "\n")
+    assert len(RunFolder(finished).rows()) == 3
+
+
+def test_a_folder_in_place_of_a_file_harms_nothing(finished):
+    (finished / "final.safetensors").unlink()
+    (finished / "checkpoint.safetensors").unlink()
+    (finished / "checkpoint.safetensors").mkdir()
+    with pytest.raises(mf.UsageError, match="damaged"):
+        resume(finished)
+    assert len(RunFolder(finished).rows()) == 3
+
+
+def test_what_the_result_depends_on_is_noticed(tmp_path, digits):
+    """A stopped run does not go on silently as something else."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(row, total):
+        raise Stop
+
+    def label_smoothing(output, target):
+        return torch.nn.functional.cross_entropy(output, target, label_smoothing=0.1)
+
+    base = {**digits, "rounds": 4}
+    with pytest.raises(Stop):
+        mf.simulate(**base, out=tmp_path, progress=stop)
+    data = digits["data"]
+    scaled = mf.Data(data.x_train, data.y_train, data.x_test, data.y_test, name="digits", scale=8.0)
+    tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+    for change in ({"loss": label_smoothing}, {"data": scaled}, {"eval_every": 2}, {"model": tanh}, {"local": mf.LocalSGD(lr=0.5)}):
+        with pytest.raises(mf.UsageError, match="another run"):
+            mf.simulate(**{**base, **change}, out=tmp_path)
+    mf.simulate(**base, out=tmp_path)
+
+
+def test_states_that_share_memory_can_be_saved(tmp_path, digits):
+    from dataclasses import dataclass
+
+    @dataclass
+    class Twin(mf.State):
+        previous: torch.Tensor
+
+    class Echo(mf.FedAvg):
+        def init(self, w, num_clients):
+            return Twin(w, w)
+
+    history = mf.simulate(**digits, algorithm=Echo(), rounds=2, out=tmp_path)
+    assert torch.equal(history.params, mf.simulate(**digits, algorithm="fedavg", rounds=2).params)

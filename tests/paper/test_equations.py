@@ -117,26 +117,40 @@ def test_global_update_of_mimic_in_both_forms(quadratic):
 
 
 def test_corrected_update_is_the_central_update_plus_two_errors(quadratic):
-    """v_t^i = grad f(w_t) + A_1 + A_2 with A_1 = v_{t'} - grad f(w_{t'}) and A_2 = Delta_{-i}(w_{t'}) - Delta_{-i}(w_t)."""
+    """v_t^i = grad f(w_t) + A_1 + A_2 with A_1 = v_{t'} - grad f(w_{t'}) and A_2 = Delta_{-i}(w_{t'}) - Delta_{-i}(w_t).
+
+    The left side is what the code uses, g_i + c_i from its own state; the right side is computed from the data.
+    """
     data, split = quadratic["data"], quadratic["split"]
     schedule = random_schedule(10, 6, seed=8)
     schedule[5] = True
-    w = path(quadratic, "mimic", schedule)
-    v = [(w[t] - w[t + 1]) / ETA for t in range(10)]
+    algorithm, w = mf.MimiC(), torch.zeros(5, dtype=torch.float64)
+    state = algorithm.init(w, 6)
+    models, directions, last = [], [], {}
 
     def central(at):
         return np.mean([gradient(data, part, at) for part in split], axis=0)
 
-    np.testing.assert_allclose(v[0], central(w[0]), rtol=1e-10)  # everybody in round 0: exact
     checked = 0
-    for t in range(1, 10):
-        for i in np.flatnonzero(schedule[t]):
-            before = max(s for s in range(t) if schedule[s, i])
-            corrected = gradient(data, split[i], w[t]) - gradient(data, split[i], w[before]) + v[before]
-            a1 = v[before] - central(w[before])
-            a2 = (central(w[before]) - gradient(data, split[i], w[before])) - (central(w[t]) - gradient(data, split[i], w[t]))
-            np.testing.assert_allclose(corrected, central(w[t]) + a1 + a2, rtol=1e-8, atol=1e-9)
-            checked += 1
+    for t, row in enumerate(schedule):
+        active = np.flatnonzero(row)
+        at = state.w.numpy().copy()
+        g = torch.from_numpy(np.stack([gradient(data, split[i], at) for i in active]))
+        for k, i in enumerate(active):
+            corrected = (g[k] + state.c[i]).numpy()
+            if i in last:
+                then = models[last[i]]
+                a1 = directions[last[i]] - central(then)
+                a2 = (central(then) - gradient(data, split[i], then)) - (central(at) - gradient(data, split[i], at))
+                np.testing.assert_allclose(corrected, central(at) + a1 + a2, rtol=1e-9, atol=1e-10)
+                checked += 1
+            last[i] = t
+        m = len(active)
+        weights = torch.full((m,), 1 / m, dtype=torch.float64)
+        models.append(at)
+        state = algorithm.aggregate(state, torch.from_numpy(active), g, mf.Step(t, ETA, ETA, torch.ones(m), weights, weights))
+        directions.append((at - state.w.numpy()) / ETA)
+    np.testing.assert_allclose(directions[0], central(models[0]), rtol=1e-10)  # everybody in round 0: exact
     assert checked > 10
 
 

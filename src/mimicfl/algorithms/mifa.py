@@ -13,7 +13,7 @@ from .base import State, Step, Task, memory, register
 @dataclass
 class MifaState(State):
     G: Tensor  # [N, d] each client's last update
-    total: Tensor  # [d] the rows of G, weighted by their share of the population; kept up to date row by row
+    total: Tensor  # [d] double: the rows of G, weighted by their share of the population, kept up to date row by row
     seen: Tensor  # [N] bool
     weight: Tensor  # [] double, the share of the population that has been seen
 
@@ -39,19 +39,21 @@ class MIFA:
 
     def init(self, w: Tensor, num_clients: int) -> MifaState:
         seen = torch.zeros(num_clients, dtype=torch.bool, device=w.device)
-        return MifaState(w, memory(w, num_clients), torch.zeros_like(w), seen, torch.zeros((), dtype=torch.float64, device=w.device))
+        total, weight = (torch.zeros(shape, dtype=torch.float64, device=w.device) for shape in (w.shape, ()))
+        return MifaState(w, memory(w, num_clients), total, seen, weight)
 
     def task(self, state: MifaState, active: Tensor) -> Task:
         return Task()
 
     def aggregate(self, state: MifaState, active: Tensor, g: Tensor, step: Step) -> MifaState:
         eta, g = (1.0, step.eta * g) if self.memory == "step" else (step.eta, g)
-        state.total = state.total + step.share @ (g - state.G[active])  # sum over N of share_i G_i
+        change = g.double() - state.G[active].double()  # in double, or large early updates would leave their rounding behind for ever
+        state.total = state.total + step.share.double() @ change  # sum over N of share_i G_i
         state.G[active] = g  # G_i <- g_i for i in S_t; absent clients keep theirs
         state.weight = state.weight + (step.share * ~state.seen[active]).sum(dtype=torch.float64)
         state.seen[active] = True
         if self.never_seen == "wait" and not state.seen.all():
             return state
-        v = state.total / state.weight.to(g.dtype) if self.never_seen == "exclude" else state.total
-        state.w = state.w - eta * v
+        v = state.total / state.weight if self.never_seen == "exclude" else state.total
+        state.w = state.w - eta * v.to(g.dtype)
         return state

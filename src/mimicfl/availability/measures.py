@@ -14,7 +14,7 @@ class Observed:
     participation: np.ndarray  # [N] share of rounds in which each client was there
     active_per_round: np.ndarray  # [T]
     gaps: np.ndarray  # every tau(t, i) between two appearances, all clients together
-    tau_max: int  # largest tau(t, i), with the wait for a first appearance and the wait at the end counted in
+    tau_max: int  # largest tau(t, i) of clients that appear, the waits before the first and after the last time counted in
     empty_rounds: int
     never_seen: int
     all_seen_at: int | None  # first round after which everybody has been there at least once
@@ -25,7 +25,7 @@ class Observed:
         lines = [
             f"{self.clients} clients, {self.rounds} rounds, {m.mean():.1f} active a round ({m.min()} to {m.max()})",
             f"participation {100 * p.mean():.0f} % on average; rarest client {100 * p.min():.0f} %, most frequent {100 * p.max():.0f} %",
-            f"longest absence tau_max = {self.tau_max}; {self.empty_rounds} empty rounds",
+            f"largest gap tau_max = {self.tau_max}; {self.empty_rounds} empty round{'s' * (self.empty_rounds != 1)}",
         ]
         if self.gaps.size:
             lines[2] += f"; gaps: median {np.median(self.gaps):.0f}, 90 % within {np.quantile(self.gaps, 0.9):.0f}"
@@ -44,6 +44,8 @@ def observe(available: np.ndarray) -> Observed:
     first = np.where(available.any(axis=0), available.argmax(axis=0), rounds)
     for i in range(clients):
         times = np.flatnonzero(available[:, i])
+        if not len(times):
+            continue
         gaps.append(np.diff(times))
         # Before the first and after the last appearance a client is as stale as if it had been there just outside the run.
         longest = max(longest, int(np.diff(np.concatenate([[-1], times, [rounds]])).max()))
@@ -53,7 +55,7 @@ def observe(available: np.ndarray) -> Observed:
         clients=clients,
         participation=available.mean(axis=0),
         active_per_round=available.sum(axis=1),
-        gaps=np.concatenate(gaps),
+        gaps=np.concatenate(gaps) if gaps else np.empty(0, dtype=int),
         tau_max=longest,
         empty_rounds=int((~available.any(axis=1)).sum()),
         never_seen=never,

@@ -12,7 +12,7 @@ round t depends on the seed and t alone, never on how many rounds were asked for
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,9 +38,10 @@ class Pattern:
         raise NotImplementedError(f"{type(self).__name__} must define draw(rounds, num_clients, seed, class_counts)")
 
 
-def schedule(pattern: Pattern, rounds: int, num_clients: int, seed: int = 0, class_counts: np.ndarray | None = None) -> np.ndarray:
+def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int = 0, class_counts: np.ndarray | None = None) -> np.ndarray:
     """The schedule a pattern makes, bool [rounds, num_clients], checked."""
-    whole("rounds", rounds), whole("num_clients", num_clients)
+    pattern = make(pattern)
+    whole("rounds", rounds), whole("num_clients", num_clients), whole("seed", seed, low=0)
     drawn = np.asarray(pattern.draw(rounds, num_clients, seed, class_counts))
     if drawn.shape != (rounds, num_clients) or drawn.dtype != bool:
         raise UsageError(
@@ -55,11 +56,12 @@ def schedule(pattern: Pattern, rounds: int, num_clients: int, seed: int = 0, cla
 
 def make(spec: "str | Pattern") -> Pattern:
     """A pattern from `bounded:20,phase=random` and the like; a pattern is returned as it is."""
-    if isinstance(spec, str):
-        return PATTERNS.make(spec)
-    if not isinstance(spec, Pattern):
+    pattern = PATTERNS.make(spec) if isinstance(spec, str) else spec
+    if not isinstance(pattern, Pattern):
         raise UsageError(f"availability must be a pattern such as TimeVarying(0.1) or its text, got {spec!r}")
-    return spec
+    if not isinstance(pattern.warm_start, bool):
+        raise UsageError(f"warm_start is true or false, got {pattern.warm_start!r}")
+    return pattern
 
 
 def uniforms(seed: int, rounds: int, num_clients: int) -> np.ndarray:
@@ -107,6 +109,8 @@ class Static(Pattern):
     p: float | Sequence[float] = 0.1
 
     def __post_init__(self) -> None:
+        if isinstance(self.p, np.ndarray):
+            object.__setattr__(self, "p", self.p.tolist())
         for value in self.p if isinstance(self.p, (list, tuple)) else [self.p]:
             probability("p", value)
 
@@ -196,8 +200,9 @@ class LabelCorrelated(Pattern):
     def __post_init__(self) -> None:
         probability("rare", self.rare), probability("common", self.common)
         number("share", self.share, low=0, high=1, open_low=True)
-        if not isinstance(self.classes, (list, tuple)) or not all(isinstance(c, int) and c >= 0 for c in self.classes):
+        if not isinstance(self.classes, Iterable) or isinstance(self.classes, str):
             raise UsageError(f"classes must be a list of labels such as [0,1], got {self.classes!r}")
+        object.__setattr__(self, "classes", [whole("a label in classes", c, low=0) for c in self.classes])
 
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         if class_counts is None:
@@ -220,7 +225,11 @@ class Explicit(Pattern):
         source = self.matrix
         if source is None:
             raise UsageError("explicit availability needs a matrix or a file, as in explicit:schedule.csv")
-        values = _read(Path(source)) if isinstance(source, (str, Path)) else np.asarray(source)
+        values = _read(source) if isinstance(source, (str, Path)) else source
+        try:
+            values = np.asarray(values)
+        except ValueError:
+            raise UsageError("explicit availability: the rows differ in length; it must be rounds x clients") from None
         where = str(source) if isinstance(source, (str, Path)) else "the matrix"
         if values.ndim != 2 or values.size == 0:
             raise UsageError(f"explicit availability: {where} must be rounds x clients, got shape {values.shape}")
@@ -245,14 +254,15 @@ class Explicit(Pattern):
         return self.values[:rounds]
 
 
-def _read(file: Path) -> np.ndarray:
+def _read(source: str | Path) -> Any:
+    file = Path(source)
     try:
         if file.suffix == ".npy":
             return np.asarray(np.load(file, allow_pickle=False))
         text = file.read_text(encoding="utf-8")
         if file.suffix == ".json":
-            return np.asarray(json.loads(text))
+            return json.loads(text)
         rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-        return np.array([[float(cell) for cell in row] for row in rows])
-    except (OSError, ValueError) as error:
+        return [[float(cell) for cell in row] for row in rows]
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"cannot read a schedule from {file}: {error}") from None

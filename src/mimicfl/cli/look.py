@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .. import availability as patterns
-from ..config import read_toml
+from ..config import Experiment
 from ..data import datasets
 from ..data.datasets import ABOUT, FETCHABLE, cached, obtain
 from ..data.partition import PARTITIONS
@@ -17,7 +17,6 @@ from ..errors import UsageError, one_of, whole
 from ..report import figures
 from ..report.report import build
 from ..runner import load_plugins
-from .options import experiment
 from .train import print_report
 
 
@@ -29,7 +28,7 @@ def data(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.action == "list":
         for name, about in ABOUT.items():
             where = "" if name not in FETCHABLE else f"  [{'in ' + str(cached(name)) if cached(name).is_file() else 'not fetched yet'}]"
-            console.print(f"{name:10} {about}{where}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{name:10} {about}{where}", soft_wrap=True)
         return
     if not arguments.name:
         raise UsageError(f"say which dataset to fetch: mimicfl data fetch {sorted(FETCHABLE)[1]}")
@@ -39,32 +38,31 @@ def data(arguments: argparse.Namespace, console: Console) -> None:
         return
     arrays = obtain(name, Path(arguments.path) if arguments.path else None)
     sizes = f"{len(arrays['x_train']):,} training and {len(arrays['x_test']):,} test images"
-    console.print(f"{name}: {sizes}, verified, in {cached(name)}", highlight=False, soft_wrap=True)
+    console.print(f"{name}: {sizes}, verified, in {cached(name)}", soft_wrap=True)
 
 
 def availability(arguments: argparse.Namespace, console: Console) -> None:
-    settings = read_toml(arguments.file) if arguments.file else {}
-    load_plugins(settings.get("plugins", []) + (arguments.plugins or []))
+    load_plugins(arguments.plugins or [])
     pattern = patterns.make(arguments.pattern)
     clients, rounds = whole("--clients", arguments.clients), whole("--rounds", arguments.rounds)
     counts = None
     if isinstance(pattern, patterns.LabelCorrelated):
-        e = experiment(argparse.Namespace(), {"dataset": arguments.dataset, "num_clients": clients, "seed": arguments.seed}).resolved()
+        e = Experiment(dataset=arguments.dataset, num_clients=clients, seed=arguments.seed).resolved()
         loaded = datasets.load(e.dataset, num_clients=clients, seed=e.seed)
         split = PARTITIONS.make(e.partition, labels=loaded.y_train, ids=loaded.ids, num_clients=clients, seed=e.seed)
         counts = loaded.class_counts(split)
     elif isinstance(pattern, patterns.Explicit):
         rounds, clients = pattern.values.shape
     available = patterns.schedule(pattern, rounds, clients, arguments.seed, counts)
-    console.print(f"{arguments.pattern}, seed {arguments.seed}: clients down, rounds across", highlight=False)
+    console.print(f"{arguments.pattern}, seed {arguments.seed}: clients down, rounds across")
     console.print(draw(available, console.width - 14))
     for sentence in patterns.observe(available).sentences():
-        console.print(sentence, highlight=False)
+        console.print(sentence)
     if arguments.out:
         target = Path(arguments.out)
         one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
         figures.save(figures.availability(available, f"{arguments.pattern}, seed {arguments.seed}"), target)
-        console.print(f"picture {target}", highlight=False, soft_wrap=True)
+        console.print(f"picture {target}", soft_wrap=True)
 
 
 def draw(available: np.ndarray, width: int, most_clients: int = 60) -> Text:

@@ -1,5 +1,7 @@
 """`mimicfl`: the parser of all commands, and the one place where a mistake becomes a sentence and exit code 2."""
 
+import contextlib
+import io
 import os
 import sys
 import warnings
@@ -45,13 +47,13 @@ def parser() -> Parser:
     )
     p.add_argument("file", nargs="?", help="settings in TOML; options given here win", metavar="FILE.toml")
     p.add_argument("--algorithms", nargs="+", help="algorithms by name (default: all five)", metavar="SPEC")
-    p.add_argument("--seeds", default="3", help="how many (3: the seeds 0, 1, 2) or which (4,7)", metavar="SEEDS")
+    p.add_argument("--seeds", help="how many (3: the seeds 0, 1, 2) or which (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-...)", metavar="DIR")
     add_settings(p, without=("algorithm", "seed"))
     p.set_defaults(call=train.compare)
 
-    p = command("resume", "go on with a stopped run, to the same end", "mimicfl resume runs/first")
-    p.add_argument("run", help="run folder", metavar="RUN")
+    p = command("resume", "go on with a stopped run, or all stopped runs of a folder, to the same end", "mimicfl resume runs/first")
+    p.add_argument("run", help="run folder, or a folder of runs", metavar="RUN")
     p.set_defaults(call=train.resume)
 
     p = command(
@@ -83,23 +85,54 @@ def parser() -> Parser:
     )
     p.add_argument("--plugin", dest="plugins", action="append", help="Python file with an own pattern", metavar="FILE")
     p.add_argument("--out", help="also as a picture: .png, .svg or .pdf", metavar="FILE")
-    p.set_defaults(call=look.availability, file=None)
+    p.set_defaults(call=look.availability)
     return top
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    console = Console(width=None if sys.stdout.isatty() else int(os.environ.get("COLUMNS", "120")))
-    warnings.showwarning = lambda message, *_, **__: print(f"mimicfl: notice: {message}", file=sys.stderr)
-    try:
-        parsed = parser().parse_args(arguments)
-        parsed.call(parsed, console)
-    except UsageError as error:
-        print(f"mimicfl: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("\nmimicfl: stopped; go on with 'mimicfl resume RUN', or the same command again", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
+class PatientConsole(Console):
+    """Prints plain text as it stands; a reader who went away (`| head`) ends the printing, not the training."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+
+
+def console() -> Console:
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    columns = os.environ.get("COLUMNS", "")
+    width = None if sys.stdout.isatty() else int(columns) if columns.isdigit() and int(columns) else 120
+    return PatientConsole(width=width, markup=False, highlight=False)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    warnings.showwarning = lambda message, *_, **__: print(f"mimicfl: notice: {message}", file=sys.stderr)
+    parsed = None
+    try:
+        output = console()
+        parsed = parser().parse_args(arguments)
+        parsed.call(parsed, output)
+        sys.stdout.flush()
+    except (UsageError, OSError) as error:
+        return _fail(str(error))
+    except (MemoryError, OverflowError) as error:
+        return _fail(f"this is too large for this machine: {error or 'out of memory'}; use smaller numbers")
+    except KeyboardInterrupt:
+        folder = getattr(parsed, "folder", None)
+        again = f"'mimicfl resume {folder}', or " if folder else ""
+        print(f"\nmimicfl: stopped; go on with {again}the same command again", file=sys.stderr)
+        return 130
     return 0
+
+
+def _fail(sentence: str) -> int:
+    with contextlib.suppress(OSError):
+        print(f"mimicfl: {sentence}", file=sys.stderr)
+    try:
+        sys.stdout.flush()
+    except OSError:  # what could not be printed must not raise again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 2

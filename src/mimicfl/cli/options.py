@@ -2,10 +2,11 @@
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any, NoReturn
 
 from ..config import SETTINGS, Experiment, from_dict, read_toml
-from ..errors import nearest
+from ..errors import UsageError, nearest
 
 ALIASES = {"num_clients": "--clients"}
 
@@ -42,7 +43,7 @@ def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ())
         many = name == "plugins"
         text = field.metadata["help"] + default
         if many:
-            group.add_argument("--plugin", dest=name, action="append", default=argparse.SUPPRESS, help=text, metavar="FILE")
+            group.add_argument("--plugin", "--plugins", dest=name, action="append", default=argparse.SUPPRESS, help=text, metavar="FILE")
         else:
             group.add_argument(*flags, dest=name, default=argparse.SUPPRESS, help=text, metavar=field.metadata["metavar"])
 
@@ -52,16 +53,36 @@ def given(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in vars(arguments).items() if name in SETTINGS}
 
 
-def experiment(arguments: argparse.Namespace, defaults: dict[str, Any] | None = None) -> Experiment:
-    """Defaults, then the TOML file, then the options: the later wins."""
-    settings = dict(defaults or {})
+def experiment(arguments: argparse.Namespace, also: tuple[str, ...] = ()) -> Experiment:
+    """The TOML file, then the options: the later wins. Keys in `also` are the command's own and end up in `arguments`."""
+    settings: dict[str, Any] = {}
     own = given(arguments)
     if getattr(arguments, "file", None):
-        settings |= {key.replace("-", "_"): value for key, value in read_toml(arguments.file).items()}
+        settings = _from_file(Path(arguments.file))
+    for key in also:
+        value = settings.pop(key, None)
+        if getattr(arguments, key) is None:
+            setattr(arguments, key, value)
     # A length given here replaces the one in the file, of whichever kind; likewise the local work.
     for pair in (("rounds", "uploads"), ("epochs", "steps")):
         if any(name in own for name in pair):
             for name in pair:
                 settings.pop(name, None)
-    where = str(arguments.file) if getattr(arguments, "file", None) and not own else "settings"
-    return from_dict(settings | own, where)
+    if settings:
+        from_dict({key: value for key, value in settings.items() if key not in own}, str(arguments.file))
+    return from_dict(settings | own)
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    """A file's settings; plugins and data in it are found from where the file is, not from where the command runs."""
+    settings: dict[str, Any] = {}
+    for key, value in read_toml(file).items():
+        name = key.replace("-", "_")
+        if name in settings:
+            raise UsageError(f"{file}: {key!r} is given twice")
+        settings[name] = value
+    if isinstance(settings.get("plugins"), list):
+        settings["plugins"] = [str(file.parent / p) if str(p).endswith(".py") else p for p in settings["plugins"]]
+    if isinstance(settings.get("data_path"), str):
+        settings["data_path"] = str(file.parent / settings["data_path"])
+    return settings

@@ -27,7 +27,7 @@ class Reporter:
         self.current: tuple[str, int] | None = None
         self.index = self.first = 0
         self.label = self.note = ""
-        self.began = self.printed = time.monotonic()
+        self.began = self.printed = self.ended = time.monotonic()
         self.task = self.all = TaskID(0)
         self.live = console.is_terminal
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
@@ -55,6 +55,13 @@ class Reporter:
         elif done == total or time.monotonic() - self.printed > LINE_EVERY:
             self._line(done, total, note)
         self.note = note or self.note
+        if done == total:
+            self.ended = time.monotonic()
+
+    def notice(self, sentence: str) -> None:
+        """A line above the bars."""
+        self.console.print(sentence, style="dim", soft_wrap=True)
+        self.ended = time.monotonic()  # choosing an engine is not training
 
     def _begin(self, experiment: Experiment, row: Row, total: int) -> None:
         if self.live and self.current is not None:
@@ -62,7 +69,7 @@ class Reporter:
         self.current = (experiment.algorithm, experiment.seed)
         self.index += 1
         self.label = f"{title(experiment.algorithm)}, seed {experiment.seed}"
-        self.began = self.printed = time.monotonic()
+        self.began, self.printed = self.ended, time.monotonic()
         self.first = row["round"]
         self.note = ""
         if self.live:

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -12,7 +13,7 @@ from .. import runner
 from ..config import Experiment, from_dict
 from ..errors import UsageError, whole
 from ..metrics.history import History, read
-from ..metrics.store import RunFolder
+from ..metrics.store import find_runs
 from ..report.report import Report, build
 from ..report.summary import show, verdict
 from ..report.tables import table
@@ -22,75 +23,84 @@ from .progress import Reporter
 DEMO = {
     "dataset": "digits",
     "num_clients": 30,
-    "partition": "shards:2",
+    "partition": "classes:2",
     "availability": "label-correlated:classes=[0,1,2],rare=0.02,common=0.3",
     "uploads": 200,
 }
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    e = experiment(arguments).resolved()
-    out = Path(arguments.out or Path("runs") / e.name)
-    _announce(console, e, out)
+    e, _ = runner.settle(experiment(arguments))
+    out = arguments.folder = Path(arguments.out or Path("runs") / e.name)
+    console.print(_announcement(e, out), soft_wrap=True)
     with Reporter(console) as progress:
-        history = runner.run(e, out, progress)
+        history = runner.run(e, out, progress, progress.notice)
     _finish(console, history, out)
 
 
 def resume(arguments: argparse.Namespace, console: Console) -> None:
-    folder = RunFolder(arguments.run)
-    if folder.finished:
-        history = read(folder)
-        console.print(f"{arguments.run} is finished: nothing to do", highlight=False)
-    else:
-        console.print(f"going on in {arguments.run}", highlight=False)
-        with Reporter(console) as progress:
-            history = runner.resume(arguments.run, progress)
-    _finish(console, history, Path(arguments.run))
+    folders = find_runs([arguments.run])
+    arguments.folder = arguments.run
+    waiting = [folder for folder in folders if not folder.finished]
+    if not waiting:
+        console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
+    with Reporter(console, runs=len(waiting)) as progress:
+        for folder in waiting:
+            console.print(f"going on in {folder.path}", soft_wrap=True)
+            runner.resume(folder.path, progress, progress.notice)
+    for folder in folders:
+        _finish(console, read(folder), folder.path)
 
 
 def compare(arguments: argparse.Namespace, console: Console) -> None:
-    e = experiment(arguments)
+    e = experiment(arguments, also=("algorithms", "seeds"))
     runner.load_plugins(e.plugins)
-    names = runner.split_specs(arguments.algorithms) if arguments.algorithms else list(runner.ALL)
-    _compare(console, e, names, seed_list(arguments.seeds), arguments.out)
+    wanted = [arguments.algorithms] if isinstance(arguments.algorithms, str) else arguments.algorithms
+    names = runner.split_specs(wanted) if wanted else list(runner.ALL)
+    _compare(arguments, console, e, names, seed_list(arguments.seeds))
 
 
 def demo(arguments: argparse.Namespace, console: Console) -> None:
     console.print(
         "Handwritten digits on 30 clients with two classes each. Who holds a 0, 1 or 2 answers in 2 % of the rounds, the others in 30 %."
     )
-    _compare(console, from_dict(DEMO), list(runner.ALL), [0, 1, 2], arguments.out or "runs/demo")
+    arguments.out = arguments.out or "runs/demo"
+    _compare(arguments, console, from_dict(DEMO), list(runner.ALL), [0, 1, 2])
 
 
-def _compare(console: Console, e: Experiment, names: list[str], seeds: list[int], out: str | None) -> None:
+def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, names: list[str], seeds: list[int]) -> None:
     began = time.monotonic()
-    target = Path(out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
-    console.print(f"{len(names)} algorithms x {len(seeds)} seeds into {target}", highlight=False)
+    target = arguments.folder = Path(arguments.out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
     with Reporter(console, runs=len(names) * len(seeds)) as progress:
-        runner.compare(e, names, seeds, target, progress)
+        progress.notice(f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}")
+        runner.compare(e, names, seeds, target, progress, progress.notice)
     report = build([target / runner.folder_name(a, s) for a in names for s in seeds], target)
     print_report(console, report)
-    console.print(f"{time.monotonic() - began:.0f} s", style="dim", highlight=False)
+    console.print(f"{time.monotonic() - began:.0f} s", style="dim")
 
 
 def print_report(console: Console, report: Report) -> None:
     console.print()
     console.print(table(report.groups))
     console.print()
-    console.print(verdict(report.groups), highlight=False)
-    console.print(f"report   {report.page}", highlight=False, soft_wrap=True)
-    console.print(f"pictures {', '.join(str(p) for p in report.pictures)}", highlight=False, soft_wrap=True)
+    console.print(verdict(report.groups), soft_wrap=True)
+    if report.unfinished:
+        console.print(report.unfinished, style="yellow", soft_wrap=True)
+    console.print(f"report   {report.page}", soft_wrap=True)
+    console.print(f"pictures {', '.join(str(p) for p in report.pictures)}", soft_wrap=True)
 
 
-def seed_list(text: str) -> list[int]:
-    """`3` is the seeds 0, 1, 2; `4,7` is the seeds 4 and 7 (`4,` is the one seed 4)."""
+def seed_list(seeds: Any) -> list[int]:
+    """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
+    if isinstance(seeds, list):
+        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
+    text = "3" if seeds is None else str(seeds)
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
     except ValueError:
-        raise UsageError(f"--seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
+        raise UsageError(f"seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
     if "," not in text:
-        return list(range(whole("--seeds", numbers[0]))) if numbers else []
+        return list(range(whole("seeds", numbers[0], high=10_000))) if numbers else []
     return list(dict.fromkeys(whole("a seed", number, low=0) for number in numbers))
 
 
@@ -98,10 +108,9 @@ def _digest(e: Experiment, names: list[str], seeds: list[int]) -> str:
     return hashlib.sha256(json.dumps([e.id, names, seeds]).encode()).hexdigest()[:8]
 
 
-def _announce(console: Console, e: Experiment, out: Path) -> None:
+def _announcement(e: Experiment, out: Path) -> str:
     length = " / ".join(f"{value} {word}" for word, value in (("rounds", e.rounds), ("uploads", e.uploads)) if value)
-    words = [e.algorithm, "on", e.dataset + ",", f"{e.num_clients} clients, {e.availability},", f"{length}, seed {e.seed}"]
-    console.print(" ".join(words) + f" -> {out}", highlight=False, soft_wrap=True)
+    return f"{e.algorithm} on {e.dataset}, {e.num_clients} clients, {e.availability}, {length}, seed {e.seed} -> {out}"
 
 
 def _finish(console: Console, history: History, out: Path) -> None:
@@ -109,5 +118,5 @@ def _finish(console: Console, history: History, out: Path) -> None:
     accuracy = history.last("test_accuracy")
     result = f"test accuracy {show('test_accuracy', accuracy)}" if accuracy is not None else f"test loss {history.last('test_loss'):.4g}"
     up, down = (f"{last[f'vectors_{way}']} vectors ({last[f'bytes_{way}'] / 1e6:.3g} MB) {way}" for way in ("up", "down"))
-    console.print(f"{result} after {last['round'] + 1} rounds, {last['uploads']} uploads; {up}, {down}", highlight=False)
-    console.print(f"see it: mimicfl report {out}", highlight=False, soft_wrap=True)
+    console.print(f"{result} after {last['round'] + 1} rounds, {last['uploads']} uploads; {up}, {down}", soft_wrap=True)
+    console.print(f"see it: mimicfl report {out}", soft_wrap=True)

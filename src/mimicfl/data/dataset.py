@@ -33,6 +33,7 @@ class Data:
     ids: Any = None  # [n_train] the client each training sample belongs to, where the data knows
     optimum: Tensor | None = field(default=None, repr=False)  # [d] the known minimiser, where there is one
     num_classes: int = field(init=False, default=0)
+    _scaling: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -46,11 +47,21 @@ class Data:
             raise UsageError(f"training and test samples differ in shape: {shapes}")
         if self.augment and self.x_train.ndim != 4:
             raise UsageError("augment=True crops and flips images: x_train must be [samples, channels, height, width]")
+        if self.y_train.is_floating_point() != self.y_test.is_floating_point():
+            raise UsageError("y_train and y_test differ in kind: one holds classes (integers), the other real targets")
+        for channels in (self.mean, self.std):
+            if len(channels) not in (1, self.x_train.shape[1] if self.x_train.ndim > 1 else 1):
+                raise UsageError(f"mean and std need one value, or one per channel, got {len(channels)}")
+        if not self.scale or not all(self.std):
+            raise UsageError("scale and std must not be 0")
         if not self.y_train.is_floating_point():
+            if self.y_train.ndim == 2 and self.y_train.shape[1] == 1:
+                self.y_train, self.y_test = self.y_train[:, 0], self.y_test.reshape(-1)
             if int(min(self.y_train.min(), self.y_test.min())) < 0:
                 raise UsageError("labels must be 0, 1, 2, ...: a negative label was found")
             self.y_train, self.y_test = self.y_train.long(), self.y_test.long()
             self.num_classes = int(max(self.y_train.max(), self.y_test.max())) + 1
+            whole("the number of classes (largest label + 1)", self.num_classes, high=1_000_000)
         if self.loss is None:
             self.loss = "cross-entropy" if self.num_classes else "mse"
 
@@ -65,25 +76,48 @@ class Data:
         """Stored samples as model inputs."""
         if x.dtype != torch.uint8:
             return x.to(dtype) if x.is_floating_point() else x
-        shape = (-1, *[1] * (x.ndim - 2)) if x.ndim > 2 else (-1,)
-        mean = torch.tensor(self.mean, dtype=dtype, device=x.device).view(shape)
-        std = torch.tensor(self.std, dtype=dtype, device=x.device).view(shape)
-        return (x.to(dtype) / self.scale - mean) / std
+        key = (x.device, dtype, x.ndim)
+        if key not in self._scaling:  # made once per device: a copy from the host in every batch would stall a GPU
+            shape = (-1, *[1] * (x.ndim - 2)) if x.ndim > 2 else (-1,)
+            self._scaling[key] = tuple(torch.tensor(fact, dtype=dtype, device=x.device).view(shape) for fact in (self.mean, self.std))
+        mean, std = self._scaling[key]
+        scaled: Tensor = (x.to(dtype) / self.scale - mean) / std
+        return scaled
+
+    def facts(self) -> list[Any]:
+        """What besides the samples decides the model's inputs."""
+        return [self.scale, list(self.mean), list(self.std), self.augment]
 
 
 def _tensor(data: Data, name: str) -> Tensor:
     """Replace the field by a tensor on the CPU (sharing memory where it can) and return it."""
     value = getattr(data, name)
     if not isinstance(value, Tensor):
-        value = np.asarray(value)
-        if value.dtype == object:
-            raise UsageError(f"{name} must be a tensor or an array of numbers of one shape")
-        value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        value = _from_array(value, name)
+    if value.layout != torch.strided or value.is_complex():
+        raise UsageError(f"{name} must be a dense tensor of real numbers")
     tensor = value.detach().cpu()
+    if tensor.ndim == 0:
+        raise UsageError(f"{name} must have one entry a sample, got a single number")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         raise UsageError(f"{name} holds values that are not finite; clean the data first")
     setattr(data, name, tensor)
     return tensor
+
+
+def _from_array(value: Any, name: str) -> Tensor:
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise UsageError(f"{name} must be a tensor or an array of numbers of one shape") from None
+    if array.dtype.kind not in "biuf":
+        raise UsageError(f"{name} must be a tensor or an array of numbers of one shape, got {array.dtype}")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:
+        array = array.astype(np.float64)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 def crop_and_flip(x: Tensor, moves: Tensor) -> Tensor:
@@ -107,13 +141,18 @@ def random_moves(count: int, rng: np.random.Generator) -> np.ndarray:
 
 def as_split(split: Any, samples: int) -> list[np.ndarray]:
     """A split as a list of int64 index arrays, checked: every client has data and every index exists."""
-    parts = [np.asarray(part, dtype=np.int64) for part in split]
+    try:
+        parts = [np.asarray(part) for part in split]
+    except (TypeError, ValueError):
+        raise UsageError("split must be a list of arrays of sample numbers, one a client") from None
     whole("the number of clients", len(parts))
     for client, part in enumerate(parts):
+        if part.size and part.dtype.kind not in "iu":
+            raise UsageError(f"the split of client {client} must hold sample numbers, got {part.dtype} (for a mask use np.flatnonzero)")
         if part.ndim != 1:
             raise UsageError(f"the split of client {client} must be a list of sample numbers, got shape {part.shape}")
         if part.size == 0:
             raise UsageError(f"client {client} has no data: use fewer clients or another partition")
         if part.min() < 0 or part.max() >= samples:
             raise UsageError(f"client {client} points outside the {samples} training samples: the split is of other data")
-    return parts
+    return [part.astype(np.int64) for part in parts]

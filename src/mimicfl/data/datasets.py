@@ -11,11 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from ..errors import UsageError
-from ..files import WriteFailed, explained, replacing
+from ..files import WriteFailed, explained, sweep, write_tensors
 from ..registry import Registry
 from . import cifar, fashion
 from .dataset import Data
@@ -56,7 +57,7 @@ def obtain(name: str, path: Path | None = None, fetch: bool = True) -> dict[str,
         try:
             say(f"{name}: fetching from {label} ...")
             return _keep(name, fetcher())
-        except (OSError, KeyError, TimeoutError) as error:
+        except Exception as error:  # whatever is wrong with one source (network, archive, hash), the next may be good
             trouble.append(f"{label}: {error}")
     commands = "\n  ".join(source.COMMANDS)
     reasons = "".join(f"\n  ({reason})" for reason in trouble)
@@ -81,8 +82,8 @@ def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     try:
         with explained(file):
             file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as partial:
-            save_file({key: np.ascontiguousarray(a) for key, a in arrays.items()}, partial)
+        sweep(file.parent, [file.name])
+        write_tensors(file, {key: torch.from_numpy(np.require(a, requirements=["C", "W"])) for key, a in arrays.items()})
     except WriteFailed as error:
         say(f"{name}: not cached ({error})")
     return arrays

@@ -1,6 +1,8 @@
-"""Checks that need the model and the device, before the first round."""
+"""Checks that need the model and the device, before the first round; and of a user's algorithm after each."""
 
+import dataclasses
 import warnings
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +10,8 @@ from torch import Tensor, nn
 from ..data.clients import Holdout
 from ..data.dataset import Data
 from ..errors import UsageError
+from ..local.losses import Loss, cross_entropy
+from ..metrics.evaluate import correct
 
 
 def pick_device(name: str) -> torch.device:
@@ -15,33 +19,69 @@ def pick_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device {name!r} is unknown; use cpu, cuda, cuda:0 or auto") from None
+    except (RuntimeError, TypeError):
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is unknown; use cpu, cuda, cuda:0 or auto")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("device 'cuda' was asked for, but torch finds no GPU here: use device='cpu'")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UsageError(f"device {name!r} was asked for, this machine has {torch.cuda.device_count()} GPU(s), counted from 0")
     return device
 
 
-def check_model(module: nn.Module, test: Holdout, data: Data) -> None:
-    """Does the model take these samples, and are its outputs enough for the classes?"""
-    module.eval()
-    x, _ = next(iter(test))
+def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> None:
+    """Does the model take these samples, do its outputs fit the classes, and does the loss fit both?"""
+    x, y = next(iter(test))
+    x, y = x[:2], y[:2]
     shape = tuple(data.x_train.shape[1:])
+    module.eval()
     try:
-        with torch.no_grad():
-            output = module(x[:2])
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        first = str(error).splitlines()[0]
+        output = module(x)
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
         raise UsageError(f"the model cannot take samples of shape {shape}: {first}") from error
     module.train()
-    outputs = output.shape[1] if isinstance(output, Tensor) and output.ndim > 1 else 1
-    if data.num_classes > outputs and not (outputs == 1 and data.num_classes == 2):
+    if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
+        got = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+        raise UsageError(f"the model must give one tensor with a row for every sample, got {got} for {len(x)} samples")
+    outputs = output.shape[1] if output.ndim > 1 else 1
+    one_for_two = outputs == 1 and data.num_classes == 2 and loss is not cross_entropy
+    if data.num_classes > outputs and not one_for_two:
         raise UsageError(
             f"the model has {outputs} outputs, the data has {data.num_classes} classes: give its last layer {data.num_classes}"
         )
+    try:
+        value = loss(output, y)
+        value.backward()
+        correct(output.detach(), y)
+    except Exception as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(y.shape)}"
+        raise UsageError(f"the loss does not fit {shapes}: {first}") from error
+    if not bool(torch.isfinite(value)):
+        raise UsageError("the loss of the initial model is not finite on the test data: check the data's scale and the model")
     if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
         warnings.warn(
             "the model has BatchNorm: its running statistics are averaged over the active clients but get no correction; "
             "GroupNorm has none and suits federated learning better",
             stacklevel=4,
         )
+
+
+def check_state(state: Any, w: Tensor, before: Any, algorithm: object) -> None:
+    """An algorithm's state must be what can be saved and resumed: a dataclass of tensors, the same one in every round."""
+    name = type(algorithm).__name__
+    if not dataclasses.is_dataclass(state) or isinstance(state, type) or state.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise UsageError(f"{name}: the state must be a dataclass (not frozen) like mimicfl.State, got {type(state).__name__}")
+    if before is not None and type(state) is not type(before):
+        raise UsageError(
+            f"{name}.aggregate returned a {type(state).__name__}, init a {type(before).__name__}: return the state it was given"
+        )
+    for field in dataclasses.fields(state):
+        if not isinstance(getattr(state, field.name), Tensor):
+            raise UsageError(f"{name}: state.{field.name} must be a tensor, so that it can be saved, got {getattr(state, field.name)!r}")
+    own = getattr(state, "w", None)
+    if not isinstance(own, Tensor) or own.shape != w.shape or own.dtype != w.dtype:
+        found = f"{own.dtype} of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "none"
+        raise UsageError(f"{name}: state.w must be the model as {w.dtype} of shape {tuple(w.shape)}, got {found}")

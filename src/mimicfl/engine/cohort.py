@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms import Task
-from ..data.clients import Clients
+from ..data.clients import Clients, Holdout
 from ..data.dataset import random_moves
 from ..errors import Diverged
 from ..local.losses import Loss
@@ -43,6 +43,8 @@ class Answers:
 class PlainCohort:
     """Trains the clients of a round in turn, in one resident copy of the model."""
 
+    name = "plain"
+
     def __init__(self, model: nn.Module, clients: Clients, local: LocalSGD, loss: Loss) -> None:
         self.clients, self.local, self.loss = clients, local, loss
         self.work = Workspace(model, clients.device)
@@ -66,6 +68,9 @@ class PlainCohort:
                 buffers.append(self.work.buffers())
         stacked = {name: torch.stack([b[name] for b in buffers]) for name in ask.buffers}
         return Answers(g, torch.tensor(steps, device=g.device), torch.stack(losses), stacked)
+
+    def predictor(self, samples: Holdout) -> None:
+        """No faster way to the outputs than the module itself."""
 
     def _train_one(self, ask: Ask, row: int, client: int, sizes: list[int]) -> tuple[Tensor, Tensor]:
         order = self.local.order(int(self.clients.sizes[client]), sizes, stream(ask.seed, "batches", ask.t, client))

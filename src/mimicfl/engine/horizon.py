@@ -18,29 +18,28 @@ def plan(
     uploads_per_round: int,
 ) -> np.ndarray:
     """The schedule of the whole run, bool [T, N]; it ends after `rounds` or when `uploads` are spent, whichever is first."""
+    given = len(pattern.values) if isinstance(pattern, Explicit) else None
     if rounds is not None:
-        whole("rounds", rounds)
+        whole("rounds", rounds, high=MOST_ROUNDS)
     if uploads is None:
-        if rounds is None:
-            if not isinstance(pattern, Explicit):
-                raise UsageError("say how long to train: rounds=100, or uploads=200 to stop at a communication budget")
-            rounds = len(pattern.values)
-        return schedule(pattern, rounds, num_clients, seed, class_counts)
-    needed = whole("uploads", uploads) // uploads_per_round  # rounds that are not empty
+        if rounds is None and given is None:
+            raise UsageError("say how long to train: rounds=100, or uploads=200 to stop at a communication budget")
+        return schedule(pattern, rounds or given or 0, num_clients, seed, class_counts)
+    needed = whole("uploads", uploads, high=MOST_ROUNDS) // uploads_per_round  # rounds that are not empty
     if needed == 0:
         raise UsageError(f"uploads={uploads} does not pay for one round: this algorithm uses {uploads_per_round} a round")
-    limit = rounds or (len(pattern.values) if isinstance(pattern, Explicit) else MOST_ROUNDS)
+    limit = min(rounds or MOST_ROUNDS, given or MOST_ROUNDS)
     length = min(limit, 2 * needed)
+    found = 0
     while True:
         available = schedule(pattern, length, num_clients, seed, class_counts)
         busy = np.cumsum(available.any(axis=1))
         if busy[-1] >= needed:
             return available[: int(np.searchsorted(busy, needed)) + 1]
-        if length == limit:
-            if rounds or isinstance(pattern, Explicit):
-                return available
-            raise UsageError(f"in {limit:,} rounds only {busy[-1]} had any client: {uploads} uploads are out of reach of this availability")
-        # Nobody in the first thousand rounds: drawing a million more would only delay the bad news.
-        length = limit if length * 4 > limit else length * 4
-        if busy[-1] == 0 and length > 10_000:
-            limit = length
+        if length == limit and (rounds or given):
+            return available
+        if length == limit or (busy[-1] == found and length >= 10_000):  # nothing new in thousands of rounds
+            raise UsageError(
+                f"in {length:,} rounds only {busy[-1]} had any client: {uploads} uploads are out of reach of this availability"
+            )
+        found, length = int(busy[-1]), min(limit, 4 * length)

@@ -1,20 +1,22 @@
 """`simulate`: the round loop of the paper."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..data.dataset import Data
-from ..errors import Diverged
+from ..errors import Diverged, one_of
 from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
 from ..registry import describe
-from .cohort import PlainCohort
+from .pick import pick
 from .run import Run
 
 Progress = Callable[[Row, int], None]
@@ -36,10 +38,12 @@ def simulate(
     loss: Any = None,
     seed: int = 0,
     device: str = "cpu",
+    engine: str = "auto",
     eval_every: int = 1,
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
     progress: Progress | None = None,
+    notice: Callable[[str], None] | None = None,
     config: dict[str, Any] | None = None,
 ) -> History:
     """Train `model` federatedly, starting from the parameters it has; the model itself is left as it is.
@@ -53,29 +57,41 @@ def simulate(
     update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
     weighting         "uniform" (the paper) or by "samples"
     loss              a name or a function of (output, target); None takes the data's own
+    engine            "auto" takes the fastest that fits; "plain", one client after another in PyTorch; "native", compiled
     eval_every        test after every so many rounds, and after the last
     out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
                       goes on where it was and ends bit-equal to one never stopped
     checkpoint_every  rounds between checkpoints; None spends at most 5 % of the time on them
     progress          called after each round with its row and the number of rounds
+    notice            called once with a sentence: which engine was taken, and why
     """
-    local = local or LocalSGD()
-    run = Run(
-        model, data, split, algorithm, availability, rounds, uploads, local, global_lr, update, weighting, loss, seed, device, eval_every
-    )
-    cohort = PlainCohort(model, run.clients, local, run.loss)
+    local = LocalSGD() if local is None else local
+    what = {"rounds": rounds, "uploads": uploads, "global_lr": global_lr, "weighting": weighting}
+    work = {"local": local, "update": update, "loss": loss, "seed": seed, "device": device, "eval_every": eval_every}
+    run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work)
+    one_of("engine", engine, ["auto", "plain", "native"])
+    run.config = config or _in_words(run, what)
+    if engine == "native":
+        pick(engine, run)  # an engine that was asked for and cannot run is refused before anything is written
     if out is not None:
-        run.open(out, config or _from_python(run, global_lr, weighting), checkpoint_every)
+        run.open(out, run.config, checkpoint_every)
     try:
-        while run.t < run.rounds:
-            ask = run.ask()  # w_t and the task go to S_t
-            answers = cohort.train(ask) if ask else None  # LocalTrain(w_t) on every active client
-            if ask and answers:
-                run.tell(ask, answers)  # g_i come back; v_t, c_i and w_{t+1} follow
-            row = run.close_round(ask, answers)
-            if progress:
-                progress(row, run.rounds)
-        return run.history()
+        if run.t == run.rounds:
+            return run.history()  # finished before
+        cohort, why = pick(engine, run)
+        run.use(cohort)
+        if notice:
+            notice(why)
+        with exact():
+            while run.t < run.rounds:
+                ask = run.ask()  # w_t and the task go to S_t
+                answers = cohort.train(ask) if ask else None  # LocalTrain(w_t) on every active client
+                if ask and answers:
+                    run.tell(ask, answers)  # g_i come back; v_t, c_i and w_{t+1} follow
+                row = run.close_round(ask, answers)
+                if progress:
+                    progress(row, run.rounds)
+            return run.history()
     except Diverged as error:
         raise Diverged(f"{error}: lower the learning rate{_kept(run)}") from None
     finally:
@@ -90,8 +106,16 @@ def _kept(run: Run) -> str:
     return f"; the last good checkpoint, of round {int(saved[1]['round'])}, is kept in {run.folder.path}" if saved else ""
 
 
-def _from_python(run: Run, global_lr: Any, weighting: str) -> dict[str, Any]:
+@contextmanager
+def exact() -> Iterator[None]:
+    """Convolutions on a GPU in full float32 and in one fixed order: the same run gives the same bits."""
+    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield
+
+
+def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     """What can be said in words of a run made of Python objects."""
+    follows = isinstance(given["global_lr"], str) and given["global_lr"] == "local"
     return {
         "source": "python",
         "dataset": run.data.name,
@@ -99,13 +123,16 @@ def _from_python(run: Run, global_lr: Any, weighting: str) -> dict[str, Any]:
         "num_clients": len(run.split),
         "algorithm": describe(ALGORITHMS, run.algorithm),
         "availability": describe(PATTERNS, run.pattern),
-        "rounds": run.rounds,
+        "rounds": given["rounds"],
+        "uploads": given["uploads"],
         "epochs": run.local.epochs,
         "steps": run.local.steps,
-        "batch_size": run.local.batch_size,
+        "batch_size": run.local.batch_size or "full",
         "lr": describe(RATES, run.local_lr),
-        "global_lr": "local" if global_lr == "local" else describe(RATES, run.global_lr),
+        "global_lr": "local" if follows else describe(RATES, run.global_lr),
         "update": run.update,
-        "weighting": weighting,
+        "weighting": given["weighting"],
+        "loss": getattr(run.loss, "__name__", type(run.loss).__name__),
+        "eval_every": run.eval_every,
         "seed": run.seed,
     }

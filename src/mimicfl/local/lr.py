@@ -9,6 +9,7 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 from ..errors import UsageError, number
@@ -26,7 +27,7 @@ class constant:
     rate: float
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, low=0, open_low=True)
+        number("rate", self.rate, low=0, high=1e30, open_low=True)
 
     def __call__(self, t: int, active: int = 1) -> float:
         return float(self.rate)
@@ -42,7 +43,7 @@ class geometric:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, low=0, open_low=True)
+        number("rate", self.rate, low=0, high=1e30, open_low=True)
         number("decay", self.decay, low=0, high=1, open_low=True)
         number("floor", self.floor, low=0)
 
@@ -73,12 +74,35 @@ def schedule(rate: Any) -> Schedule:
             rate = float(rate)
         except ValueError:
             return RATES.make(rate)  # type: ignore[no-any-return]
-    if isinstance(rate, (int, float)):
-        return constant(rate)
+    if isinstance(rate, Real):
+        return constant(float(rate))
     if not callable(rate):
         raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {rate!r}")
+    if type(rate) in RATES.factories.values():
+        return rate  # type: ignore[no-any-return]
+    return Own(rate, _takes_two(rate))
+
+
+@dataclass(frozen=True)
+class Own:
+    """A user's function as a schedule, its values checked."""
+
+    rate: Callable[..., Any]
+    takes_active: bool
+
+    def __call__(self, t: int, active: int = 1) -> float:
+        value = self.rate(t, active) if self.takes_active else self.rate(t)
+        try:
+            found = float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"the learning rate function gave {value!r} for round {t}: it must give a number") from None
+        return number(f"the learning rate of round {t}", found, low=0, high=1e30, open_low=True)
+
+
+def _takes_two(rate: Callable[..., Any]) -> bool:
+    """Does the function want |S_t| too? Parameters with defaults of their own do not count."""
     try:
-        takes_two = len(inspect.signature(rate).parameters) >= 2
+        parameters = inspect.signature(rate).parameters.values()
     except (TypeError, ValueError):
-        takes_two = False
-    return rate if takes_two else lambda t, active: float(rate(t))
+        return False
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty for p in parameters) >= 2

@@ -17,7 +17,6 @@ from ..registry import Registry
 from ..seeds import torch_stream
 
 MODELS: Registry[nn.Module] = Registry("model")
-DEFAULT = {"digits": "mlp", "fmnist": "lenet", "cifar10": "vgg11", "synthetic": "linear"}
 
 
 class MLP(nn.Sequential):

@@ -37,7 +37,7 @@ class LocalSGD:
             object.__setattr__(self, "epochs", 1)
         for name in ("epochs", "steps", "batch_size"):
             if getattr(self, name) is not None:
-                whole(name, getattr(self, name))
+                object.__setattr__(self, name, whole(name, getattr(self, name), high=10_000_000))
         schedule(self.lr)
 
     def batch_sizes(self, samples: int) -> list[int]:

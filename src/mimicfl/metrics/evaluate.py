@@ -30,26 +30,26 @@ def correct(output: Tensor, target: Tensor) -> Tensor | None:
 
 @torch.no_grad()
 def evaluate(module: nn.Module, samples: Holdout, loss: Loss, num_classes: int) -> Score:
-    """One pass in evaluation mode; the mean loss weighs every sample equally."""
+    """One pass in evaluation mode."""
     training = module.training
     module.eval()
-    total, count = 0.0, 0
-    hits: list[Tensor] = []
-    for x, y in samples:
-        output = module(x)
-        total += float(loss(output, y)) * len(y)
-        count += len(y)
-        if (hit := correct(output, y)) is not None:
-            hits.append(hit)
+    outputs = torch.cat([module(x) for x, _ in samples])
     module.train(training)
-    if not hits:
-        return Score(total / count, None, [], None)
-    every = torch.cat(hits)
-    labels = samples.y.reshape(len(samples.y), -1)[:, 0]
+    return score(outputs, samples.y, loss, num_classes)
+
+
+def score(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> Score:
+    """What these outputs are worth."""
+    value = float(loss(outputs, targets))
+    hits = correct(outputs, targets)
+    if hits is None:
+        return Score(value, None, [], None)
+    hits = hits.cpu()  # counting on a GPU is not deterministic
+    labels = targets.reshape(len(targets), -1)[:, 0].cpu()
     sizes = torch.bincount(labels, minlength=num_classes).tolist()
-    right = torch.bincount(labels, weights=every.double(), minlength=num_classes).tolist()
+    right = torch.bincount(labels, weights=hits.double(), minlength=num_classes).tolist()
     by_class = [r / n if n else None for r, n in zip(right, sizes, strict=True)]
-    return Score(total / count, float(every.double().mean()), by_class, every)
+    return Score(value, float(hits.double().mean()), by_class, hits)
 
 
 def client_accuracy(train: Score, split: list[np.ndarray]) -> list[float]:

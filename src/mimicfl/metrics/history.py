@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from .. import params
+from .store import Row as Row
 from .store import RunFolder
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-Row = dict[str, Any]
 
 
 @dataclass
@@ -73,20 +72,26 @@ class History:
 
 def read(folder: RunFolder) -> History:
     """The history of a run folder, finished or not."""
-    tensors, _ = folder.load("final") or ({}, {})
-    if not tensors:
+    final = folder.load("final")
+    tensors, facts = final or ({}, {})
+    if final is None:
         saved, _ = folder.load("checkpoint") or ({}, {})
         tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
     counts = tensors.get("class_counts")
     accuracy = tensors.get("client_accuracy")
-    rows = folder.rows()
+    rows = folder.rows_of(facts) if final else folder.rows()
     busiest = max((max(row["clients"], default=-1) for row in rows), default=-1) + 1
     return History(
         rows=rows,
         params=tensors.get("params", torch.empty(0)),
-        num_clients=int(folder.config.get("num_clients", busiest)),
+        num_clients=max(busiest, len(counts) if counts is not None else _clients(folder)),
         client_accuracy=[] if accuracy is None else accuracy.tolist(),
         class_counts=None if counts is None else counts.numpy(),
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
     )
+
+
+def _clients(folder: RunFolder) -> int:
+    number = folder.config.get("num_clients", 0)
+    return number if isinstance(number, int) else 0

@@ -1,6 +1,6 @@
 """One run = one folder, safe against SIGKILL at any moment.
 
-    config.toml              the settings, written first
+    config.toml              the settings, written first, under a lock
     env.json                 versions and hardware
     rows.jsonl               one line a round, appended
     checkpoint.safetensors   model, algorithm state and round; replaced in one step, after the rows it counts are on disk
@@ -12,6 +12,7 @@ resuming trains those rounds again.
 
 import contextlib
 import json
+import math
 import os
 import tomllib
 import zlib
@@ -20,11 +21,11 @@ from typing import Any, TextIO
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from ..config import BESIDE_THE_POINT, defaults
 from ..errors import UsageError
-from ..files import explained, replacing, sweep, write_text
+from ..files import explained, sweep, write_tensors, write_text
 from ..toml import dumps
 from .environment import environment
 
@@ -34,6 +35,8 @@ except ImportError:  # not on Windows: two processes in one folder are then the 
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "mimicfl-1"
+FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
+_REMEDY = "delete it, and the run is made good from what is left"
 Row = dict[str, Any]
 
 
@@ -57,29 +60,25 @@ class RunFolder:
         path = Path(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
-        if (path / "config.toml").exists():
-            _same_run(cls(path), config)
-        elif others := [p.name for p in path.iterdir() if not p.name.startswith(".")]:
-            raise UsageError(f"{path} is not empty and not a run folder (it holds {sorted(others)[0]}): choose another folder")
-        else:
-            write_text(path / "env.json", json.dumps(environment(), indent=2) + "\n")
-            write_text(path / "config.toml", dumps(config))
-        folder = cls(path)
-        folder.lock()
+            others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in FILES)
+        if others and not (path / "config.toml").exists():
+            raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}): choose another folder")
+        lock = _lock(path)
+        try:
+            if (path / "config.toml").exists():
+                check_same(cls(path), config)
+            else:
+                write_text(path / "config.toml", dumps(config))
+            if not (path / "env.json").exists():
+                write_text(path / "env.json", json.dumps(environment(), indent=2) + "\n")
+            sweep(path, FILES)
+            folder = cls(path)
+        except BaseException:
+            if lock is not None:
+                lock.close()
+            raise
+        folder._lock = lock
         return folder
-
-    def lock(self) -> None:
-        """Hold the folder against a second writer; the lock goes with the process, however it ends."""
-        if fcntl is None:
-            return
-        with explained(self.path):
-            self._lock = (self.path / ".lock").open("a")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._lock.close()
-                raise UsageError(f"{self.path} is being written by another process: wait for it or choose another folder") from None
-        sweep(self.path)
 
     def close(self) -> None:
         for handle in (self._rows, self._lock):
@@ -90,13 +89,14 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "final.safetensors").is_file()
+        return (self.path / "final.safetensors").exists()
 
     def environment(self) -> dict[str, Any]:
         try:
-            return dict(json.loads((self.path / "env.json").read_text(encoding="utf-8")))
+            found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return {}
+        return found if isinstance(found, dict) else {}
 
     def rows(self) -> list[Row]:
         """All whole rows; what follows the first torn line is dropped."""
@@ -109,10 +109,20 @@ class RunFolder:
                 row = json.loads(line)
             except ValueError:
                 break
-            if not isinstance(row, dict) or row.get("round") != len(rows):
+            if not _is_row(row) or row["round"] != len(rows):
                 break
             rows.append(row)
         return rows
+
+    def rows_of(self, facts: dict[str, str]) -> list[Row]:
+        """The rows that a checkpoint or result counts; if some are gone, say so."""
+        count, rows = int(facts.get("round", 0)), self.rows()
+        if len(rows) < count:
+            raise UsageError(
+                f"{self.path / 'rows.jsonl'} is damaged: it has {len(rows)} good rows, the run had reached round {count}; "
+                "delete checkpoint.safetensors and final.safetensors to train it again from the start"
+            )
+        return rows[:count]
 
     def append(self, row: Row) -> None:
         with explained(self.path / "rows.jsonl"):
@@ -134,29 +144,36 @@ class RunFolder:
             with explained(self.path / "rows.jsonl"):
                 os.fsync(self._rows.fileno())
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        file = self.path / f"{name}.safetensors"
-        with replacing(file) as partial:
-            try:
-                save_file(flat, partial, metadata={"format": FORMAT, "crc32": _checksum(flat), **facts})
-            except SafetensorError as error:  # the library wraps the operating system's error in its own
-                raise OSError(str(error)) from error
+        write_tensors(self.path / f"{name}.safetensors", flat, {"format": FORMAT, "crc32": _checksum(flat), **facts})
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """The tensors and facts of `checkpoint` or `final`, or None if it was never written."""
         file = self.path / f"{name}.safetensors"
-        if not file.is_file():
+        if not file.exists():
             return None
         try:
             with safe_open(file, framework="pt") as opened:
                 facts = dict(opened.metadata() or {})
                 tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
-            raise UsageError(f"{file} is damaged ({error}): delete it to train this run again from the start") from None
+            raise UsageError(f"{file} is damaged ({error}): {_REMEDY}") from None
         if facts.get("format") != FORMAT:
             raise UsageError(f"{file} was not written by this version of mimicfl (format {facts.get('format')!r})")
         if facts.get("crc32") != _checksum(tensors):
-            raise UsageError(f"{file} is damaged (its checksum is wrong): delete it to train this run again from the start")
+            raise UsageError(f"{file} is damaged (its checksum is wrong): {_REMEDY}")
         return tensors, facts
+
+
+def _is_row(row: Any) -> bool:
+    """Does it have what every reader of rows relies on?"""
+    if not isinstance(row, dict) or not isinstance(row.get("clients"), list):
+        return False
+    counts = all(
+        isinstance(row.get(key), int) for key in ("round", "active", "uploads", "vectors_up", "bytes_up", "vectors_down", "bytes_down")
+    )
+    values = [row.get(key) for key in ("test_accuracy", "test_loss", "train_loss", "distance")]
+    finite = all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values)
+    return counts and finite and all(isinstance(client, int) and client >= 0 for client in row["clients"])
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:
@@ -167,11 +184,26 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     return f"{crc:08x}"
 
 
-def _same_run(folder: RunFolder, config: dict[str, Any]) -> None:
-    plain = tomllib.loads(dumps(config))
-    for key in sorted(plain.keys() | folder.config.keys()):
-        if plain.get(key) != folder.config.get(key):
-            difference = f"{key} is {folder.config.get(key)!r} there and {plain.get(key)!r} here"
+def _lock(path: Path) -> TextIO | None:
+    """Hold the folder against a second writer; the lock goes with the process, however it ends."""
+    if fcntl is None:
+        return None
+    with explained(path):
+        handle = (path / ".lock").open("a")
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            handle.close()
+            raise UsageError(f"{path} is being written by another process: wait for it or choose another folder") from None
+        return handle
+
+
+def check_same(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Refuse a folder that holds another run; a setting that an older version did not know counts as its default."""
+    ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
+    for key in sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT)):
+        if ours.get(key) != theirs.get(key):
+            difference = f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
             raise UsageError(f"{folder.path} holds another run ({difference}): choose another folder")
 
 

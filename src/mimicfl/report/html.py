@@ -19,19 +19,16 @@ PAGE = Path(__file__).parent / "page"
 SHOWN_CLASSES = 6  # of a client, in the tooltip
 
 
-def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder]) -> Path:
+def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder], unfinished: str = "") -> Path:
     """Write the page of these runs."""
     page = jinja2.Environment(autoescape=True).from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]
     data = _data(groups)
-    waiting = [f.path.name for f in folders if not f.finished]
     text = page.render(
         title=_title(groups, configs),
         verdict=verdict(groups),
         chips=_chips(configs),
-        unfinished=f"{len(waiting)} of {len(folders)} runs are not finished: {', '.join(waiting[:5])}. Go on with: mimicfl resume RUN"
-        if waiting
-        else "",
+        unfinished=unfinished,
         head=HEADS[main_metric(groups)],
         lines=lines(groups),
         colors=[g.color for g in groups],

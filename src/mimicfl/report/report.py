@@ -17,6 +17,7 @@ class Report:
     groups: list[Group]
     page: Path
     pictures: list[Path]
+    unfinished: str  # a sentence, or empty
 
 
 def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
@@ -35,5 +36,8 @@ def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
     longest = max((h for _, h in kept), key=lambda h: len(h.rows))
     schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
     pictures.append(figures.save(schedule, target / "availability.png"))
-    page = html.write(target / "report.html", groups, [f for f, _ in kept])
-    return Report(groups, page, pictures)
+    waiting = [str(f.path) for f in folders if not f.finished]
+    more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+    unfinished = f"{len(waiting)} of {len(folders)} runs not finished yet: go on with mimicfl resume {waiting[0]}{more}" if waiting else ""
+    page = html.write(target / "report.html", groups, [f for f, _ in kept], unfinished)
+    return Report(groups, page, pictures, unfinished)

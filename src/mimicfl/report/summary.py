@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..config import BESIDE_THE_POINT
 from ..metrics.history import History, Row
 from ..registry import parse
 
@@ -14,7 +15,7 @@ TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mif
 # Colours that stay apart for colour-blind readers, on white and on dark.
 COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"}
 SPARE = ["#7570b3", "#8c6d31", "#636363", "#1b7837", "#762a83", "#2166ac"]
-IGNORED = {"seed", "device", "checkpoint_every", "data_path", "plugins", "algorithm", "source", "preset"}  # never part of a label
+IGNORED = {"seed", "algorithm", "source", "preset", *BESIDE_THE_POINT}  # never part of a label
 AXES = {"uploads": "model uploadings", "round": "round", "megabytes": "megabytes sent up, all clients"}
 METRICS = {
     "test_accuracy": "test accuracy (%)",
@@ -83,17 +84,17 @@ def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
     return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist())
 
 
-def mean_std(values: Sequence[float]) -> tuple[float, float]:
+def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and standard deviation; of a single value no spread is known."""
     if not values:
-        return math.nan, math.nan
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+        return math.nan, None
+    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def group(histories: Sequence[History]) -> list[Group]:
     """Runs by algorithm and by whatever other setting differs among them, in the order they were given."""
     configs = [history.config for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
-    # Rates, lengths and the like may differ because the algorithm does; what differs within one algorithm is a setting of the study.
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
     collected: dict[str, list[History]] = {}
     for history in histories:
@@ -149,14 +150,28 @@ def verdict(groups: Sequence[Group]) -> str:
     second = best(others, metric)
     assert second is not None
     mean2, std2 = mean_std(second.finals(metric))
-    error = math.sqrt(std**2 / len(winner.finals(metric)) + std2**2 / len(second.finals(metric)))
     gap = abs(mean - mean2)
     lead = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
     text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}"
-    return text + ("." if gap > error else ", which is within one standard error: call it a tie.")
+    if std is None or std2 is None:
+        return f"{text} (one seed: how much of that is chance is not known)."
+    error = math.sqrt(std**2 / len(winner.finals(metric)) + std2**2 / len(second.finals(metric)))
+    if gap <= error:
+        return f"{text}, which is within one standard error: call it a tie."
+    return text + _in_how_many(winner, second, metric) + "."
+
+
+def _in_how_many(winner: Group, second: Group, metric: str) -> str:
+    """Seeds share split, schedule and first model, so they can be compared one by one."""
+    by_seed = [{run.config.get("seed"): run.last(metric) for run in g.runs} for g in (winner, second)]
+    shared = [seed for seed in by_seed[0] if seed is not None and by_seed[0][seed] is not None and by_seed[1].get(seed) is not None]
+    sign = 1 if higher_is_better(metric) else -1
+    ahead = sum(sign * by_seed[0][seed] > sign * by_seed[1][seed] for seed in shared)
+    return f", ahead in {ahead} of {len(shared)} seeds" if shared else ""
 
 
 def show(metric: str, mean: float, std: float | None = None) -> str:
+    """A mean with its spread, where more than one seed gave it."""
     if math.isnan(mean):
         return "–"
     if metric == "test_accuracy":

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from .summary import Group, best, main_metric, mean_std, show
+from .summary import Group, best, higher_is_better, main_metric, mean_std, show
 
 HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
 
@@ -33,7 +33,7 @@ def lines(groups: Sequence[Group]) -> list[Line]:
 
 def _line(g: Group, metric: str, is_best: bool) -> Line:
     values = [[row[metric] for row in run.rows if row.get(metric) is not None] for run in g.runs]
-    pick = max if metric == "test_accuracy" else min
+    pick = max if higher_is_better(metric) else min
     peak, _ = mean_std([pick(v) for v in values if v])
     shake = g.swing(metric)
     ends = [run.rows[-1] for run in g.runs if run.rows]
@@ -61,7 +61,7 @@ def table(groups: Sequence[Group]) -> Table:
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("", width=1)
     view.add_column("algorithm")
-    for head in (HEADS[main_metric(groups)], "best round", "swing", "seeds", "rounds", "uploads", "MB up"):
+    for head in (HEADS[main_metric(groups)], "peak", "swing", "seeds", "rounds", "uploads", "MB up"):
         view.add_column(head, justify="right")
     for line in lines(groups):
         cells = ["★" if line.best else "", line.label, line.final, line.peak, line.swing]

@@ -1,8 +1,8 @@
 """The native cohort: same questions and answers as the plain one, in compiled code, one client per thread at a time."""
 
+import copy
 import hashlib
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -54,19 +54,23 @@ class Program:
     def predict(self, w: Tensor, pool: Tensor, threads: int) -> Tensor:
         """Outputs [n, outputs] in evaluation mode."""
         out = torch.empty(len(pool), self.outputs)
-        failed = self.code.mimicfl_outputs(_pointer(w.contiguous()), _pointer(pool), _pointer(self.table), len(pool), _pointer(out), threads)
+        failed = self.code.mimicfl_outputs(
+            _pointer(w.contiguous()), _pointer(pool), _pointer(self.table), len(pool), _pointer(out), threads
+        )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
         return out
 
-    def train(self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shift: Tensor | None, mu: float, eta: float, threads: int) -> Any:
+    def train(
+        self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shift: Tensor | None, mu: float, eta: float, threads: int
+    ) -> tuple[Tensor, Tensor]:
         """g [m, d] and the summed batch losses [m] of one round."""
         m = len(plan.begin)
         g = torch.empty(m, w.numel())
         loss = np.empty(m)
         w = w.contiguous()
         shift = None if shift is None else shift.contiguous()
-        arrays = [plan.rows, plan.begin, plan.sizes, plan.step]
+        arrays: list[np.ndarray] = [plan.rows, plan.begin, plan.sizes, plan.step]
         failed = self.code.mimicfl_train(
             *[_pointer(w), _pointer(g), loss.ctypes.data, _pointer(pool), _pointer(self.table), _pointer(target)],
             *[array.ctypes.data for array in arrays],
@@ -90,6 +94,8 @@ class Plan:
 
 class NativeCohort:
     """Trains the clients of a round in compiled code."""
+
+    name = "native"
 
     def __init__(self, model: nn.Module, clients: Clients, local: LocalSGD, loss: Loss, flags: tuple[str, ...] = ()) -> None:
         if clients.device.type != "cpu":
@@ -173,8 +179,6 @@ def check(program: Program, model: nn.Module, clients: Clients, loss: Loss) -> N
 
 
 def _without_dropout(model: nn.Module) -> nn.Module:
-    import copy
-
     plain = copy.deepcopy(model)
     for layer in plain.modules():
         if isinstance(layer, nn.Dropout):

@@ -52,7 +52,7 @@ def trace(module: nn.Module, sample: tuple[int, ...]) -> list[Layer]:
             if previous is not None:
                 raise Unsupported("it takes more than one input")
         else:
-            if node.op == "get_attr" or [a for a in node.all_input_nodes] != [previous]:
+            if node.op == "get_attr" or list(node.all_input_nodes) != [previous]:
                 raise Unsupported(f"{node.name} does not follow the layer before it: not a chain")
             found = _layer(node, graph, shape, offsets)
             if found == "flatten":
@@ -168,5 +168,3 @@ def _pool_before_relu(layers: list[Layer]) -> list[Layer]:
             pool = order[k + 1]
             order[k : k + 2] = [pool, Layer("relu", pool.out, pool.out)]
     return order
-
-

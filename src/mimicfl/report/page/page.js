@@ -53,10 +53,11 @@ function drawChart() {
   if (!xs.length) { $("chart").innerHTML = "<p class='small'>Nothing to show: click a name below.</p>"; return; }
   const to = log ? Math.log10 : (v) => v;
   let [x0, x1, y0, y1] = [Math.min(...xs), Math.max(...xs), to(Math.min(...ys)), to(Math.max(...ys))];
-  if (metric === "test_accuracy") { y0 = Math.max(0, y0); y1 = Math.min(100, y1); }
+  if (metric === "test_accuracy") { y0 = Math.max(0, Math.floor(y0 / 10) * 10); y1 = Math.min(100, Math.ceil(y1 / 10) * 10); }
+  x0 = Math.min(x0, 0);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
   if (y0 === y1) { y0 -= 1; y1 += 1; }
-  const pad = (y1 - y0) * 0.03; y0 -= pad; y1 += pad;
+  if (metric !== "test_accuracy") { const pad = (y1 - y0) * 0.03; y0 -= pad; y1 += pad; }
   const X = (v) => M.l + (W - M.l - M.r) * (v - x0) / (x1 - x0);
   const Y = (v) => H - M.b - (H - M.t - M.b) * (Math.min(Math.max(log ? to(Math.max(v, 1e-300)) : v, y0), y1) - y0) / (y1 - y0);
   const path = (x, y) => x.map((v, k) => (k ? "L" : "M") + X(v).toFixed(1) + " " + Y(y[k]).toFixed(1)).join("");
@@ -127,8 +128,13 @@ function drawAvailability() {
   $("observed").innerHTML = s.observed.map((line) => `<li>${text(line)}</li>`).join("");
 }
 
-// From red at 0 over yellow to green at 1; the text turns dark or white with it.
-const heat = (v) => v === null || v === undefined ? "background:var(--panel)" : `background:hsl(${(v * 130).toFixed(0)} 52% ${(44 + 22 * (1 - Math.abs(2 * v - 1))).toFixed(0)}%);color:#10151a`;
+// From orange at 0 over near-white to blue at 1, which colour-blind readers can tell apart, too.
+function heat(v) {
+  if (v === null || v === undefined) return "background:var(--panel)";
+  const [from, to, k] = v < 0.5 ? [[200, 84, 10], [244, 240, 232], 2 * v] : [[244, 240, 232], [38, 110, 170], 2 * v - 1];
+  const mix = from.map((c, i) => Math.round(c + (to[i] - c) * k));
+  return `background:rgb(${mix.join(" ")});color:${v > 0.85 || v < 0.1 ? "#fff" : "#10151a"}`;
+}
 const percent = (v) => v === null || v === undefined ? "–" : (100 * v).toFixed(0);
 
 function drawClasses() {
