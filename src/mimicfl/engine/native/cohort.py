@@ -17,7 +17,7 @@ from ...local.update import LocalSGD
 from ...params import flatten
 from ...seeds import stream
 from ..cohort import Answers, Ask
-from .build import library, open_library
+from .build import open_library
 from .generate import generate
 from .trace import Unsupported, trace
 
@@ -40,7 +40,7 @@ class Program:
         if data.num_classes > self.outputs:
             raise Unsupported("it has fewer outputs than classes")
         self.source = generate(self.layers, flatten(model).numel(), self.kind, self.uint8)
-        self.code = open_library(library(self.source, flags))
+        self.code = open_library(self.source, flags)
         self.data = data
         self.table = _table(data, self.layers[0].shape[0]) if self.uint8 else torch.zeros(1)
 

@@ -30,6 +30,10 @@ class Layer:
 
 
 ELEMENTWISE = {F.relu: "relu", torch.relu: "relu", F.tanh: "tanh", torch.tanh: "tanh", "relu": "relu", "tanh": "tanh", "relu_": "relu"}
+POOLS = {
+    "max_pool2d": ("max_pool", ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
+    "avg_pool2d": ("avg_pool", ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")),
+}
 RESHAPES = (torch.flatten, "flatten", "view", "reshape", torch.reshape)
 
 
@@ -96,11 +100,25 @@ def _layer(node: fx.Node, graph: fx.GraphModule, shape: tuple[int, int, int], of
         return Layer(ELEMENTWISE[target], shape, shape)
     if target in RESHAPES:
         return _reshape(node)
-    if target in (F.max_pool2d, torch.max_pool2d) and not node.kwargs.get("ceil_mode") and not node.kwargs.get("return_indices"):
-        sizes = list(node.args[1:]) + [node.kwargs[k] for k in ("kernel_size", "stride", "padding") if k in node.kwargs]
-        if len(sizes) <= 2:
-            return _pool("max_pool", shape, sizes[0], sizes[1] if len(sizes) > 1 else None)
+    if getattr(target, "__name__", "") in POOLS:
+        return _functional_pool(node, shape)
     raise Unsupported(f"it uses {getattr(target, '__name__', target)}, which has no native form")
+
+
+def _functional_pool(node: fx.Node, shape: tuple[int, int, int]) -> Layer:
+    kind, words = POOLS[node.target.__name__]  # type: ignore[union-attr]
+    given = dict(zip(words, node.args[1:], strict=False)) | node.kwargs
+    plain = {
+        "padding": (0, (0, 0)),
+        "dilation": (1, (1, 1)),
+        "ceil_mode": (False,),
+        "return_indices": (False,),
+        "divisor_override": (None,),
+    }
+    for word, allowed in plain.items():
+        if word in given and given[word] not in allowed:
+            raise Unsupported(f"the pooling {node.name} has {word}={given[word]}")
+    return _pool(kind, shape, given["kernel_size"], given.get("stride") or None)
 
 
 def _reshape(node: fx.Node) -> str:
