@@ -144,7 +144,7 @@ def networks(draw):
 def test_random_networks_against_autograd(network, size):
     model, shape = network
     data = problem(shape, model[-1].out_features)
-    if float(model(data.x_train).abs().max()) > 0:
+    if float(model(data.x_train).detach().abs().max()) > 0:
         check_gradients(model, data, batches=(size,))
 
 
@@ -402,7 +402,8 @@ class TestCache:
 HARNESS = """
 int main() {
   const int n = 23, m = 3;
-  std::vector<float> w(Net::D, 0.01f), shift((size_t)m * Net::D, 0.001f), table(256 * Net::CHANNELS, 0.5f), out((size_t)n * Net::OUTPUTS);
+  std::vector<float> w(Net::D, 0.01f), shift((size_t)m * Net::D, 0.001f), table(256 * Net::CHANNELS, 0.5f);
+  std::vector<float> out((size_t)n * Net::OUTPUTS);
   std::vector<Sample> pool((size_t)n * Net::FEATURES, 1);
   std::vector<Target> target((size_t)n * (sizeof(Target) == 4 ? Net::OUTPUTS : 1), 0);
   std::vector<int64_t> rows, begin, step{0};
@@ -415,7 +416,8 @@ int main() {
   std::vector<uint64_t> key(m, 42);
   std::vector<float> g((size_t)m * Net::D);
   std::vector<double> loss(m);
-  int bad = mimicfl_train(w.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(), begin.data(), sizes.data(),
+  int bad = mimicfl_train(w.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(), begin.data(),
+                          sizes.data(),
                           step.data(), shift.data(), key.data(), 0.01f, 0.1f, m, 2);
   bad |= mimicfl_outputs(w.data(), pool.data(), table.data(), n, out.data(), 2);
   return bad;
