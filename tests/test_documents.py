@@ -16,7 +16,6 @@ import mimicfl
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def blocks(page, language):
@@ -24,7 +23,10 @@ def blocks(page, language):
 
 
 def run(command, folder):
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ENVIRONMENT, shell=isinstance(command, str))
+    """As a user would, with everything at its default, the engine included."""
+    environment = {key: value for key, value in os.environ.items() if key != "MIMICFL_ENGINE"}
+    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, shell=isinstance(command, str))
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 

@@ -64,16 +64,19 @@ def measure(command: list[str], cohort: int, rounds: int) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--repeats", type=int, default=2, help="of the cohort of 3; the cohort of 30, ten times as long, runs once")
+    parser.add_argument("--cohorts", type=int, nargs="+", default=[3, 30])
+    parser.add_argument("--only", nargs="+", default=[], help="contestants whose name begins so, e.g. 'mimicfl native' pfl")
     options = parser.parse_args()
+    chosen = {name: c for name, c in contestants().items() if not options.only or name.startswith(tuple(options.only))}
     print({key: value for key, value in environment().items() if key != "started"})
     for name in PACKAGES:
         shown = subprocess.run([str(python(name)), "-m", "pip", "list", "--format=freeze"], capture_output=True, text=True).stdout
         print(", ".join(line for line in shown.splitlines() if line.split("==")[0] in ("pfl", "flwr", "torch", "ray")))
-    for cohort in (3, 30):
+    for cohort in options.cohorts:
         rounds, repeats = (5, options.repeats) if cohort == 3 else (3, 1)
-        found: dict[str, list[float]] = {name: [] for name in contestants()}
+        found: dict[str, list[float]] = {name: [] for name in chosen}
         for _ in range(repeats):
-            for name, command in contestants().items():
+            for name, command in chosen.items():
                 found[name] += measure(command, cohort, rounds)
         best = statistics.median(found["mimicfl native"])
         print(f"\ncohort {cohort}: us per client-step, median of {repeats * (rounds - 1)} rounds (lowest-highest)")

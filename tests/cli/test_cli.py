@@ -64,7 +64,7 @@ def test_every_setting_is_an_option(capsys):
         assert ("--plugin" if name == "plugins" else f"--{name.replace('_', '-')}") in text
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "report", "data", "availability"])
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "report", "data", "availability", "bench"])
 def test_every_help_shows_an_example(capsys, command):
     with pytest.raises(SystemExit) as done:
         call(command, "--help")
@@ -103,6 +103,15 @@ def test_availability_is_drawn(capsys):
     assert call("availability", "show", "label-correlated:classes=[0,1]", "--out", "s.svg") == 0
     np.savetxt("m.csv", np.eye(3, dtype=int), fmt="%d", delimiter=",")
     assert call("availability", "show", "explicit:m.csv") == 0
+
+
+def test_bench_checks_then_times(capsys):
+    assert call("bench", "--model", "mlp:8", "--cohorts", "2", "--steps", 2, "--repeats", 2) == 0
+    out = capsys.readouterr().out
+    assert "plain" in out
+    assert "off by" in out or "native is missing" in out
+    assert call("bench", "--cohorts", "many") == 2
+    assert call("bench", "--cohorts", "31", "--model", "mlp:8", "--steps", 1) == 2
 
 
 def test_data_list(capsys):

@@ -5,6 +5,7 @@ import itertools
 from pathlib import Path
 
 import numpy as np
+import torch
 from rich.console import Console
 from rich.text import Text
 
@@ -13,7 +14,9 @@ from ..config import Experiment
 from ..data import datasets
 from ..data.datasets import ABOUT, FETCHABLE, cached, obtain
 from ..data.partition import PARTITIONS
+from ..engine.bench import bench as measure
 from ..errors import UsageError, one_of, whole
+from ..metrics.environment import environment
 from ..report import figures
 from ..report.report import build
 from ..runner import load_plugins
@@ -63,6 +66,29 @@ def availability(arguments: argparse.Namespace, console: Console) -> None:
         one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
         figures.save(figures.availability(available, f"{arguments.pattern}, seed {arguments.seed}"), target)
         console.print(f"picture {target}", soft_wrap=True)
+
+
+def bench(arguments: argparse.Namespace, console: Console) -> None:
+    if arguments.threads is not None:
+        torch.set_num_threads(whole("--threads", arguments.threads, high=1024))
+    try:
+        cohorts = [int(word) for word in arguments.cohorts.split(",")]
+    except ValueError:
+        raise UsageError(f"--cohorts takes numbers such as 3,30, got {arguments.cohorts!r}") from None
+    here = environment()
+    console.print(f"{here['processor']}, {here['threads']} threads, torch {here['torch']}, python {here['python']}", soft_wrap=True)
+    timings, ready, missing = measure(arguments.model, arguments.batch_size, arguments.steps, cohorts, arguments.repeats)
+    if missing:
+        console.print(f"native is missing: {missing}", soft_wrap=True)
+    else:
+        console.print(f"native was traced, generated, compiled (or found compiled) and checked in {ready:.1f} s", soft_wrap=True)
+    console.print(f"{arguments.model}, batch {arguments.batch_size}: us of wall time per client-step, median (lowest-highest)")
+    plain = {t.cohort: t.median for t in timings if t.engine == "plain"}
+    for t in timings:
+        ratio = f"{plain[t.cohort] / t.median:5.1f}x plain, off by {t.difference:.0e}" if t.engine != "plain" else ""
+        console.print(
+            f"  cohort {t.cohort:3}  {t.engine:7} {t.median:9.1f}  ({t.lowest:.1f}-{t.highest:.1f})  {ratio}".rstrip(), soft_wrap=True
+        )
 
 
 def draw(available: np.ndarray, width: int, most_clients: int = 60) -> Text:

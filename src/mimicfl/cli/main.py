@@ -69,6 +69,15 @@ def parser() -> Parser:
     p.add_argument("--path", help="folder that holds the files already", metavar="DIR")
     p.set_defaults(call=look.data)
 
+    p = command("bench", "time the engines on this machine", "mimicfl bench --model lenet --batch-size 16 --cohorts 3,30 --threads 2")
+    p.add_argument("--model", default="lenet", help="a model by name (default lenet)", metavar="SPEC")
+    p.add_argument("--batch-size", type=int, default=16, metavar="B")
+    p.add_argument("--steps", type=int, default=20, help="local steps a client (default 20)", metavar="K")
+    p.add_argument("--cohorts", default="3,30", help="clients a round, one or several (default 3,30)", metavar="M")
+    p.add_argument("--repeats", type=int, default=7, metavar="R")
+    p.add_argument("--threads", type=int, help="threads (default: torch's)", metavar="T")
+    p.set_defaults(call=look.bench)
+
     p = command(
         "availability",
         "draw who is there when",

@@ -20,10 +20,9 @@ TRIAL_STEPS = 6
 
 def pick(engine: str, run: Run) -> tuple[Any, str]:
     """A cohort for this run, and one sentence that says which and why."""
-    if engine == "auto":
-        engine = os.environ.get("MIMICFL_ENGINE", "auto")
-    if run.folder is not None and run.rows:
-        engine = run.engine if engine == "auto" else engine  # a resumed run keeps its engine, to end bit-equal
+    resumed = engine == "auto" and bool(run.rows)
+    if engine == "auto":  # a resumed run keeps its engine, to end bit-equal
+        engine = run.engine if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
     plain = PlainCohort(run.template, run.clients, run.local, run.loss)
     if engine == "plain":
         return plain, "engine plain"
@@ -36,6 +35,8 @@ def pick(engine: str, run: Run) -> tuple[Any, str]:
 
         native = NativeCohort(run.template, run.clients, run.local, run.loss)
     except Unsupported as reason:
+        if resumed:
+            return plain, f"engine plain: {reason}; the run began on native, so it will end equal up to rounding only"
         if engine == "native":
             raise UsageError(f"the native engine cannot run this model: {reason}; use engine auto or plain") from None
         return plain, f"engine plain: {reason}"

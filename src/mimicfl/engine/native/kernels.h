@@ -23,8 +23,10 @@
 
 #if LANES == 1
 typedef float v;
+typedef int32_t vi;
 #else
 typedef float v __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
 #endif
 
 // Accumulators that fit the register file beside what is loaded: 32 registers on AVX-512 and NEON, 16 elsewhere.
@@ -45,6 +47,35 @@ static inline float sum_lanes(v a) {
   UNROLL for (int half = LANES / 2; half >= 1; half /= 2) { UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half]; }
   return x[0];
 }
+
+// Turn LANES vectors around: lane j of vector i becomes lane i of vector j. Butterflies: each stage swaps blocks of D lanes.
+#if LANES > 1 && !defined(__clang__)
+template <int D>
+static inline void turn_stage(v* r) {
+  vi low, high;
+  UNROLL for (int l = 0; l < LANES; l++) { low[l] = l & D ? LANES + l - D : l; high[l] = l & D ? LANES + l : l + D; }
+  UNROLL for (int i = 0; i < LANES; i++) {
+    if (i & D) continue;
+    const v a = r[i], b = r[i + D];
+    r[i] = __builtin_shuffle(a, b, low);
+    r[i + D] = __builtin_shuffle(a, b, high);
+  }
+}
+static inline void turn(v* r) {
+  if constexpr (LANES > 8) turn_stage<8>(r);
+  if constexpr (LANES > 4) turn_stage<4>(r);
+  if constexpr (LANES > 2) turn_stage<2>(r);
+  turn_stage<1>(r);
+}
+#else
+static inline void turn(v* r) {
+  float a[LANES][LANES], b[LANES][LANES];
+  memcpy(a, r, sizeof(a));
+  for (int i = 0; i < LANES; i++)
+    for (int j = 0; j < LANES; j++) b[j][i] = a[i][j];
+  memcpy(r, b, sizeof(b));
+}
+#endif
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
@@ -310,9 +341,12 @@ static void linear_input(const v* d, const float* w, v* din) {
 template <int I, int O>
 static void linear_weights(const v* in, const v* d, float* grad, float* grad_bias, float* turned, bool first) {
   constexpr int STEP = (I + LANES - 1) / LANES * LANES;
-  const float* a = (const float*)in;
-  for (int k = 0; k < I; k++)
-    for (int s = 0; s < LANES; s++) turned[s * STEP + k] = a[k * LANES + s];
+  for (int k = 0; k < I; k += LANES) {
+    v r[LANES];
+    UNROLL for (int j = 0; j < LANES; j++) r[j] = k + j < I ? in[k + j] : v{};
+    turn(r);
+    UNROLL for (int s = 0; s < LANES; s++) store(turned + s * STEP + k, r[s]);
+  }
   for (int o = 0; o < O; o++) {
     const float* g = (const float*)(d + o);
     float* row = grad + (size_t)o * I;
@@ -345,14 +379,27 @@ static void linear_weights(const v* in, const v* d, float* grad, float* grad_bia
 // uint8 samples go through a table of 256 inputs per channel, made by the same formula as everywhere else.
 template <int F, int CHANNELS, typename T>
 static void gather(const T* pool, const float* table, const int64_t* rows, int count, v* x) {
-  float* out = (float*)x;
-  for (int s = 0; s < LANES; s++) {
-    const T* sample = pool + (size_t)rows[s < count ? s : 0] * F;  // an empty lane repeats the first sample and has no weight
-    for (int f = 0; f < F; f++) {
-      if constexpr (sizeof(T) == 1) out[f * LANES + s] = table[f / (F / CHANNELS) * 256 + sample[f]];
-      else out[f * LANES + s] = sample[f];
+  const T* sample[LANES];
+  for (int s = 0; s < LANES; s++) sample[s] = pool + (size_t)rows[s < count ? s : 0] * F;  // an empty lane repeats the first; it has no weight
+  int f = 0;
+  for (; f + LANES <= F; f += LANES) {
+    v r[LANES];
+    for (int s = 0; s < LANES; s++) {
+      float piece[LANES];
+      for (int j = 0; j < LANES; j++) {
+        if constexpr (sizeof(T) == 1) piece[j] = table[(f + j) / (F / CHANNELS) * 256 + sample[s][f + j]];
+        else piece[j] = sample[s][f + j];
+      }
+      r[s] = load(piece);
     }
+    turn(r);
+    UNROLL for (int j = 0; j < LANES; j++) x[f + j] = r[j];
   }
+  for (; f < F; f++)
+    for (int s = 0; s < LANES; s++) {
+      if constexpr (sizeof(T) == 1) ((float*)x)[f * LANES + s] = table[f / (F / CHANNELS) * 256 + sample[s][f]];
+      else ((float*)x)[f * LANES + s] = sample[s][f];
+    }
 }
 
 template <int C>
