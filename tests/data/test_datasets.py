@@ -220,3 +220,37 @@ def test_bad_data_is_refused_in_words(arguments, words):
 def test_unknown_dataset():
     with pytest.raises(mf.UsageError, match="did you mean 'digits'"):
         mf.datasets.load("digit")
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A small web server on this machine: /good is whole, /short ends early, anything else is missing."""
+    import http.server
+    import threading
+
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = b"x" * 200_000
+            self.send_response(200 if self.path in ("/good", "/short") else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body if self.path == "/good" else body[:1000])
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_downloads_are_whole_or_not_there(server, tmp_path):
+    target = tmp_path / "file"
+    assert download.http(f"{server}/good", target).read_bytes() == b"x" * 200_000
+    target.unlink()
+    for path in ("short", "missing"):
+        with pytest.raises(OSError, match=r"ended after 1000 of 200000|404"):
+            download.http(f"{server}/{path}", target)
+        assert list(tmp_path.iterdir()) == []

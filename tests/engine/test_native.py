@@ -400,11 +400,13 @@ class TestCache:
 
 
 HARNESS = """
+#include <cstdio>
 int main() {
   const int n = 23, m = 3;
-  std::vector<float> w(Net::D, 0.01f), shift((size_t)m * Net::D, 0.001f), table(256 * Net::CHANNELS, 0.5f);
-  std::vector<float> out((size_t)n * Net::OUTPUTS);
-  std::vector<Sample> pool((size_t)n * Net::FEATURES, 1);
+  std::vector<float> w(Net::D), shift((size_t)m * Net::D, 0.001f), table(256 * Net::CHANNELS, 0.5f), out((size_t)n * Net::OUTPUTS);
+  for (int k = 0; k < Net::D; k++) w[k] = 0.2f * sinf(0.7f * k);
+  std::vector<Sample> pool((size_t)n * Net::FEATURES);
+  for (size_t k = 0; k < pool.size(); k++) pool[k] = (Sample)(3 + 3 * cosf(0.37f * k));
   std::vector<Target> target((size_t)n * (sizeof(Target) == 4 ? Net::OUTPUTS : 1), 0);
   std::vector<int64_t> rows, begin, step{0};
   std::vector<int32_t> sizes;
@@ -417,12 +419,31 @@ int main() {
   std::vector<float> g((size_t)m * Net::D);
   std::vector<double> loss(m);
   int bad = mimicfl_train(w.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(), begin.data(),
-                          sizes.data(),
-                          step.data(), shift.data(), key.data(), 0.01f, 0.1f, m, 2);
+                          sizes.data(), step.data(), shift.data(), key.data(), 0.01f, 0.1f, m, 2);
   bad |= mimicfl_outputs(w.data(), pool.data(), table.data(), n, out.data(), 2);
+  for (int c = 0; c < m; c++) {
+    double norm = 0;
+    for (int k = 0; k < Net::D; k++) norm += (1 + k % 7) * (double)g[(size_t)c * Net::D + k] * g[(size_t)c * Net::D + k];
+    printf("%.9g %.9g\\n", norm, loss[c]);
+  }
   return bad;
 }
 """
+CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
+
+
+@pytest.mark.skipif(not (CROSS and EMULATOR), reason="no ARM compiler and emulator here (Debian: g++-aarch64-linux-gnu, qemu-user)")
+@pytest.mark.parametrize("name", ["lenet", "conv-both", "max-pool-overlap", "tanh"])
+def test_neon_agrees_with_this_processor(name, tmp_path):
+    model, shape = LAYERS[name]
+    source = generate(trace(model, shape), flatten(model).numel(), "cross-entropy", uint8=False) + HARNESS
+    numbers = []
+    for compiler, runner in (([build.compiler(), "-march=native"], []), ([CROSS, "-static"], [EMULATOR])):
+        command = [*compiler, "-std=c++17", "-O2", "-w", "-pthread", "-x", "c++", "-", "-o", str(tmp_path / "check")]
+        subprocess.run(command, input=source, text=True, check=True)
+        done = subprocess.run([*runner, str(tmp_path / "check")], capture_output=True, text=True, check=True)
+        numbers.append([float(word) for word in done.stdout.split()])
+    assert numbers[0] == pytest.approx(numbers[1], rel=1e-5)
 
 
 @pytest.mark.parametrize(
