@@ -12,20 +12,12 @@ import pytest
 import torch
 
 import mimicfl as mf
-from mimicfl.cli.main import main
 from mimicfl.cli.train import seed_list
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
 from mimicfl.runner import split_specs
 
-
-@pytest.fixture(autouse=True)
-def _in_a_new_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-def call(*words):
-    return main([str(word) for word in words])
+from .conftest import call
 
 
 def test_run_as_documented(capsys):
@@ -152,84 +144,6 @@ def lazy_home():
     return Path(sys.modules["mimicfl_plugin_lazy"].__file__).parent
 
 
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        ("run --algorithm mimick", "did you mean 'mimic'"),
-        ("run --dataset digitz", "did you mean 'digits'"),
-        ("run --availability bound:3", "did you mean 'bounded'"),
-        ("run --availability static:1.2", "must lie in [0, 1]"),
-        ("run --partition shard:2", "did you mean 'shards'"),
-        ("run --partition shards:900", "shards were asked of 1442 samples"),
-        ("run --clients 2000", "cannot share 1442 samples"),
-        ("run --model lennet", "did you mean 'lenet'"),
-        ("run --rounds 0", "rounds must be a whole number of at least 1"),
-        ("run --rounds ten", "rounds must be a whole number"),
-        ("run --lr -1", "rate must be more than 0"),
-        ("run --lr fast", "learning rate 'fast' is unknown"),
-        ("run --batch-size none", "batch_size"),
-        ("run --epochs 2 --steps 3", "epochs or steps, not both"),
-        ("run --update max", "update 'max' is unknown"),
-        ("run --dtype float16", "dtype"),
-        ("run --device tpu9", "device 'tpu9' is unknown"),
-        ("run --roundz 3", "there is no option --roundz; did you mean '--rounds'"),
-        ("run nowhere.toml", "nowhere.toml does not exist"),
-        ("run --algorithm fedprox:nu=1", "has no option 'nu'; it has: mu"),
-        ("run --plugin nowhere.py", "nowhere.py does not exist"),
-        ("run --plugin no_such_module", "cannot be imported"),
-        ("run --loss mse", "the loss does not fit outputs of shape (2, 10)"),
-        ("run --lr 1e300", "rate must be more than 0 and at most"),
-        ("run --device mps", "device 'mps' is unknown"),
-        ("run --model mlp:hidden=3", "has no option 'hidden'"),
-        ("run --rounds 1000000000000", "rounds must be at most"),
-        ("run --algorithm mimic:[/b]", "memory '[/b]' is unknown"),
-        ("run --engine warp", "engine 'warp' is unknown"),
-        ("run --engine native --dtype float64", "cannot run this model: its parameters are float64"),
-        ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),
-        ("run --availability explicit:nowhere.csv", "cannot read a schedule"),
-        ("run --data-path /nowhere --dataset fmnist", "does not exist"),
-        ("resume nowhere", "nowhere does not exist"),
-        ("report nowhere", "does not exist"),
-        ("compare --algorithms fedavg mimik", "did you mean 'mimic'"),
-        ("compare --seeds some", "seeds takes a count"),
-        ("compare --seeds 0", "seeds must be a whole number"),
-        ("data fetch", "say which dataset"),
-        ("data fetch imagenet", "dataset 'imagenet' is unknown"),
-        ("availability show static:0.1 --rounds 0", "--rounds"),
-        ("availability show static:0.1 --out picture.gif", "ending of --out"),
-        ("fly", "invalid choice"),
-    ],
-)
-def test_mistakes_are_told_in_a_sentence_with_exit_code_two(capsys, words, answer):
-    try:
-        code = call(*words.split())
-    except SystemExit as stop:
-        code = stop.code
-    assert code == 2
-    captured = capsys.readouterr()
-    assert answer in captured.err
-    assert "Traceback" not in captured.err
-    assert not Path("runs").exists()  # nothing was begun
-
-
-@pytest.mark.parametrize(
-    ("content", "answer"),
-    [
-        ('algoritm = "mimic"', "there is no setting 'algoritm'; did you mean 'algorithm'"),
-        ("rounds = true", "rounds cannot be True"),
-        ('rounds = "many"', "rounds must be a whole number"),
-        ("rounds = 3.5", "rounds must be a whole number"),
-        ("algorithm = 3", "algorithm must be a text"),
-        ("[run]\nrounds = 3", "there is no setting 'run'"),
-        ("rounds = = 3", "not valid TOML"),
-    ],
-)
-def test_mistakes_in_toml(capsys, content, answer):
-    Path("e.toml").write_text(content)
-    assert call("run", "e.toml") == 2
-    assert answer in capsys.readouterr().err
-
-
 def test_divergence_on_the_command_line(capsys):
     assert call("run", "--dataset", "synthetic", "--availability", "always", "--lr", 50, "--rounds", 400, "--out", "r") == 2
     err = capsys.readouterr().err
@@ -284,17 +198,6 @@ def test_the_id_names_what_the_result_depends_on():
     assert base.id == mf.Experiment(device="auto", checkpoint_every=3).id
     assert base.id == mf.Experiment(**json.loads(json.dumps(base.resolved().to_dict()))).id
     assert base.id != mf.Experiment(seed=1).id
-
-
-def test_a_plugin_that_fails_is_told_in_a_sentence(capsys):
-    for content, words in (
-        ("1 / 0", "ZeroDivisionError in line 1"),
-        ("import", "SyntaxError in line 1"),
-        ("raise SystemExit(3)", "SystemExit"),
-    ):
-        Path("bad.py").write_text(content)
-        assert call("run", "--plugin", "bad.py", "--rounds", 2) == 2
-        assert words in capsys.readouterr().err
 
 
 def test_a_reader_who_leaves_does_not_stop_the_training():
