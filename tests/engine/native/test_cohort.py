@@ -9,6 +9,7 @@ from torch.nn import functional as F
 import mimicfl as mf
 from mimicfl.data.clients import Clients
 from mimicfl.data.dataset import as_split
+from mimicfl.engine.cohort import PlainCohort
 from mimicfl.engine.native import Unsupported, build
 from mimicfl.engine.native.cohort import NativeCohort, Plan, Program
 from mimicfl.local.losses import as_loss
@@ -175,13 +176,31 @@ class TestFallingBack:
             NativeCohort(digits["model"], clients, mf.LocalSGD(), as_loss("cross-entropy"))
 
 
+def test_trials_measure_and_leave_no_trace(digits):
+    from mimicfl.engine.pick import trial
+    from mimicfl.engine.run import Run
+
+    settings = {"algorithm": "mimic", "availability": "always", "rounds": 1, "uploads": None, "local": mf.LocalSGD(epochs=2), "loss": None}
+    settings |= {"global_lr": "local", "update": "sum", "weighting": "uniform", "seed": 0, "device": "cpu", "eval_every": 1}
+    run = Run(**digits, **settings)
+    before = run.state.w.clone()
+    for cohort in (
+        PlainCohort(run.template, run.clients, run.local, run.loss),
+        NativeCohort(run.template, run.clients, run.local, run.loss),
+    ):
+        assert trial(cohort, run) > 0
+        assert cohort.local is run.local
+    assert torch.equal(run.state.w, before)
+
+
 def test_auto_takes_what_measures_fastest(digits, monkeypatch):
     said = []
     mf.simulate(**digits, rounds=2, notice=said.append)
     assert "too little to compile for" in said[0]
     monkeypatch.setattr("mimicfl.engine.pick.WORTH_IT", 0.0)
+    monkeypatch.setattr("mimicfl.engine.pick.trial", lambda cohort, run: 3.0 if cohort.name == "plain" else 1.0)
     mf.simulate(**digits, rounds=2, notice=said.append)
-    assert said[1].startswith("engine native: measured ")
+    assert said[1] == "engine native: measured 3 times as fast as plain here"
     monkeypatch.setattr("mimicfl.engine.pick.trial", lambda cohort, run: 1.0 if cohort.name == "plain" else 2.0)
     mf.simulate(**digits, rounds=2, notice=said.append)
     assert said[2] == "engine plain: measured 2.0 times as fast as native here"
@@ -203,6 +222,7 @@ def test_a_stopped_native_run_ends_bit_equal(tmp_path, monkeypatch):
     assert torch.equal(whole.params, again.params)
     # An "auto" run keeps the engine it began with, whatever would measure fastest now.
     monkeypatch.setattr("mimicfl.engine.pick.WORTH_IT", 0.0)
+    monkeypatch.setattr("mimicfl.engine.pick.trial", lambda cohort, run: 3.0 if cohort.name == "plain" else 1.0)
     auto = mf.Experiment(rounds=8, availability="static:0.3", checkpoint_every=2)
     with pytest.raises(Stop):
         mf.run(auto, tmp_path / "auto", stop)
