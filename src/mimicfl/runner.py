@@ -119,13 +119,15 @@ def compare(
     results: dict[str, list[History]] = {a: [] for a in algorithms}
     said: list[str] = []
 
-    def once(sentence: str) -> None:
-        if notice and not said:
+    def when_it_changes(sentence: str) -> None:
+        """Runs of different length may take different engines; each change of engine is told, each repetition is not."""
+        engine = sentence.partition(":")[0]
+        if notice and said[-1:] != [engine]:
             notice(sentence)
-        said.append(sentence)
+        said.append(engine)
 
     for (a, s), e in plan.items():
-        results[a].append(run(e, None if out is None else Path(out) / folder_name(a, s), progress, once))
+        results[a].append(run(e, None if out is None else Path(out) / folder_name(a, s), progress, when_it_changes))
     return results
 
 

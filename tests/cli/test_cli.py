@@ -3,6 +3,7 @@
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,8 +53,10 @@ def test_every_setting_is_an_option(capsys):
     with pytest.raises(SystemExit):
         call("run", "--help")
     text = capsys.readouterr().out
+    offered = set(re.findall(r"^ +(--[a-z-]+)", text, re.MULTILINE))  # at the start of a line: not those in the example
     for name in mf.Experiment().to_dict():
-        assert ("--plugin" if name == "plugins" else f"--{name.replace('_', '-')}") in text
+        assert ("--plugin" if name == "plugins" else f"--{name.replace('_', '-')}") in offered, name
+    assert "--nonsense" not in offered
 
 
 @pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "report", "data", "availability", "bench"])
@@ -74,6 +77,17 @@ def test_compare_prints_the_table_and_writes_the_report(capsys):
     assert {p.name for p in Path("c").iterdir() if p.is_dir()} == {"fedavg-s0", "fedavg-s1", "mimic-s0", "mimic-s1"}
     assert call("compare", "--algorithms", "fedavg", "mimic", "--seeds", "2", "--rounds", 5, "--out", "c") == 0
     assert "round" not in capsys.readouterr().out.split("into c")[1].split("algorithm")[0]  # nothing trained twice
+
+
+def test_compare_tells_every_change_of_engine(monkeypatch, tmp_path):
+    """SCAFFOLD's runs are half as long: where they fall below what is worth compiling, the reader is told."""
+    from mimicfl import runner
+
+    answers = iter(["engine native: fast", "engine native: faster", "engine plain: short", "engine native: fast"])
+    monkeypatch.setattr(runner, "simulate", lambda **k: k["notice"](next(answers)))
+    said = []
+    mf.compare(mf.Experiment(rounds=1), ["fedavg", "mimic"], [0, 1], notice=said.append)
+    assert said == ["engine native: fast", "engine plain: short", "engine native: fast"]
 
 
 def test_resume_and_report(capsys):
