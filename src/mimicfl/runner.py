@@ -41,7 +41,7 @@ def build(experiment: Experiment) -> dict[str, Any]:
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every")
+    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every", "precision", "state_budget")
     return {
         "model": model,
         "data": data,

@@ -7,16 +7,16 @@ global rate, K the local steps. Per-client memory has one row a client, [N, d].
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import torch
 from torch import Tensor
 
 from ..errors import UsageError
 from ..registry import Registry
+from ..rows import Rows
 
 
 @dataclass
 class State:
-    """Everything an algorithm remembers, tensors only: it is saved and restored field by field."""
+    """Everything an algorithm remembers, tensors and `Rows` only: it is saved and restored field by field."""
 
     w: Tensor  # [d] the global model
 
@@ -78,6 +78,6 @@ def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
     return spec
 
 
-def memory(w: Tensor, num_clients: int) -> Tensor:
-    """One zero row a client, [N, d]."""
-    return torch.zeros(num_clients, w.numel(), dtype=w.dtype, device=w.device)
+def memory(w: Tensor, num_clients: int) -> Rows:
+    """One zero row a client, [N, d], that takes room once the client has been seen."""
+    return Rows(w, num_clients)

@@ -75,6 +75,9 @@ def parser() -> Parser:
     p.add_argument("--steps", type=int, default=20, help="local steps a client (default 20)", metavar="K")
     p.add_argument("--cohorts", default="3,30", help="clients a round, one or several (default 3,30)", metavar="M")
     p.add_argument("--repeats", type=int, default=7, metavar="R")
+    p.add_argument("--device", default="cpu", help="cpu (default), cuda or auto", metavar="NAME")
+    p.add_argument("--precision", default="fp32", help="fp32 (default), tf32 or bf16", metavar="NAME")
+    p.add_argument("--engines", help="which besides plain, e.g. native,workers or batched,compiled,streams (default: all)", metavar="NAMES")
     p.add_argument("--threads", type=int, help="threads (default: torch's)", metavar="T")
     p.set_defaults(call=look.bench)
 

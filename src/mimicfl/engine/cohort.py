@@ -1,6 +1,8 @@
 """The plain cohort: one client after another. It is the truth that every faster engine is held to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -9,7 +11,6 @@ from torch import Tensor, nn
 from ..algorithms import Task
 from ..data.clients import Clients, Holdout
 from ..data.dataset import random_moves
-from ..errors import Diverged
 from ..local.losses import Loss
 from ..local.update import LocalSGD, local_update
 from ..params import Workspace
@@ -20,6 +21,8 @@ from ..seeds import stream, torch_stream
 class Ask:
     """A round as the server sends it out."""
 
+    clients: Clients  # whose data it is
+    local: LocalSGD
     t: int
     seed: int
     w: Tensor  # [d]
@@ -40,43 +43,66 @@ class Answers:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
 
 
+class Cohort(Protocol):
+    """Trains clients: of one run, or of several that share model, loss and data."""
+
+    name: str
+    label: str  # what a checkpoint keeps of it
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]: ...
+
+    def like(self, model: nn.Module) -> "Cohort":
+        """The same for another module of the same shape."""
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
+        """Test outputs [r, n, ...] of r models [r, d]; None where evaluating the module one by one is no slower."""
+
+
 class PlainCohort:
-    """Trains the clients of a round in turn, in one resident copy of the model."""
+    """Trains the clients in turn, in one resident copy of the model."""
 
-    name = "plain"
+    name = label = "plain"
 
-    def __init__(self, model: nn.Module, clients: Clients, local: LocalSGD, loss: Loss) -> None:
-        self.clients, self.local, self.loss = clients, local, loss
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
+        self.clients, self.loss = clients, loss
         self.work = Workspace(model, clients.device)
         self.work.module.train()
 
-    def train(self, ask: Ask) -> Answers:
+    def like(self, model: nn.Module) -> "PlainCohort":
+        return PlainCohort(model, self.clients, self.loss)
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]:
+        return [self._train(ask) for ask in asks]
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
+        """No faster way to the outputs than the module itself."""
+
+    def _train(self, ask: Ask) -> Answers:
         g = torch.empty(len(ask.active), ask.w.numel(), dtype=ask.w.dtype, device=ask.w.device)
         steps, losses, buffers = [], [], []
-        for row, client in enumerate(ask.active.tolist()):
-            sizes = self.local.batch_sizes(int(self.clients.sizes[client]))
-            try:
-                g[row], total = self._train_one(ask, row, client, sizes)
-            except Exception as error:
-                error.add_note(f"(while training client {client} in round {ask.t})")
-                raise
-            if not bool(torch.isfinite(total) & torch.isfinite(g[row]).all()):
-                raise Diverged(f"the training loss is no longer finite in round {ask.t} at client {client} (local rate {ask.eta_L:g})")
-            steps.append(len(sizes))
-            losses.append(total / len(sizes))
+        for row in range(len(ask.active)):
+            g[row], total, count = self.train_one(ask, row)
+            steps.append(count)
+            losses.append(total / count)
             if ask.buffers:
                 buffers.append(self.work.buffers())
         stacked = {name: torch.stack([b[name] for b in buffers]) for name in ask.buffers}
         return Answers(g, torch.tensor(steps, device=g.device), torch.stack(losses), stacked)
 
-    def predictor(self, samples: Holdout) -> None:
-        """No faster way to the outputs than the module itself."""
-
-    def _train_one(self, ask: Ask, row: int, client: int, sizes: list[int]) -> tuple[Tensor, Tensor]:
-        order = self.local.order(int(self.clients.sizes[client]), sizes, stream(ask.seed, "batches", ask.t, client))
-        moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client)) if self.clients.data.augment else None
+    def train_one(self, ask: Ask, row: int) -> tuple[Tensor, Tensor, int]:
+        """g, the summed batch losses and the number of steps of the client in this row."""
+        client, clients = int(ask.active[row]), ask.clients
+        count = int(clients.sizes[client])
+        sizes = ask.local.batch_sizes(count)
+        order = ask.local.order(count, sizes, stream(ask.seed, "batches", ask.t, client))
+        moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client)) if clients.data.augment else None
         shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
         self.work.load(ask.w, ask.buffers)
-        with torch_stream(ask.seed, "layers", ask.t, client, device=self.clients.device):
-            batches = self.clients.batches(client, order, sizes, moves)
-            return local_update(self.work, batches, ask.eta_L, self.loss, shift, ask.task.mu)
+        try:
+            with torch_stream(ask.seed, "layers", ask.t, client, device=clients.device):
+                batches = clients.batches(client, order, sizes, moves)
+                g, total = local_update(self.work, batches, ask.eta_L, self.loss, shift, ask.task.mu)
+        except Exception as error:
+            error.add_note(f"(while training client {client} in round {ask.t})")
+            raise
+        return g, total, len(sizes)
