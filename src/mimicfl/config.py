@@ -168,6 +168,21 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
 
 
+def read_settings(file: Path) -> dict[str, Any]:
+    """A file's settings; plugins and data in it are found from where the file is, not from where the command runs."""
+    settings: dict[str, Any] = {}
+    for key, value in read_toml(file).items():
+        name = key.replace("-", "_")
+        if name in settings:
+            raise UsageError(f"{file}: {key!r} is given twice")
+        settings[name] = value
+    if isinstance(settings.get("plugins"), list):
+        settings["plugins"] = [str(file.parent / p) if str(p).endswith(".py") else p for p in settings["plugins"]]
+    if isinstance(settings.get("data_path"), str):
+        settings["data_path"] = str(file.parent / settings["data_path"])
+    return settings
+
+
 def coerce(name: str, value: Any, kind: Any) -> Any:
     """A value as the setting's type; command-line text becomes numbers where numbers are meant."""
     choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)

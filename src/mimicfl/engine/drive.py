@@ -7,18 +7,19 @@ import torch
 
 from ..errors import Diverged
 from ..metrics.evaluate import scores
-from ..metrics.history import Row
+from ..metrics.history import History, Row
 from .cohort import Cohort
 from .run import Run
 
 Watch = Callable[[Run, Row], None]
 
 
-def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> dict[Run, Diverged]:
-    """Every run to its end, a round of each at a time; returns the runs that diverged, which leave the others alone."""
+def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> dict[Run, History | Diverged]:
+    """Every run to its end, a round of each at a time; a run that is through, or that diverged, leaves the others alone."""
     failed: dict[Run, Diverged] = {}
+    ends: dict[Run, History] = {}
     with exact(runs[0].precision):
-        while live := [run for run in runs if run.t < run.rounds and run not in failed]:
+        while live := [run for run in runs if run not in ends and run not in failed]:
             asked = [(run, run.ask()) for run in live]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
             trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
@@ -36,7 +37,9 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> di
                     row = run.close_round(sent, answers.get(run))
                     if watch:
                         watch(run, row)
-    return failed
+                    if run.t == run.rounds:
+                        ends[run] = run.history()
+    return {**ends, **failed}
 
 
 def _test(due: list[Run], cohort: Cohort) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 LENGTHS = (32, 8, 1)  # steps in one graph: few launches while there is much to do, no waste at the end
-MOST_LANE_STEPS = 64  # in one graph, all its lanes together: capturing takes time and memory
+MOST_LANE_STEPS = 128  # in one graph, all its lanes together: capturing takes time and memory
 
 
 class Graphs:
@@ -51,11 +51,14 @@ class Graphs:
             if together == 1:
                 for _ in range(length):
                     self.steps[0]()
-            else:
-                for step, stream in zip(self.steps[:together], self.streams, strict=False):
+            else:  # all streams leave the main one before any comes back: one that is waited for in between would order them
+                side_by_side = list(zip(self.steps[:together], self.streams, strict=False))
+                for _, stream in side_by_side:
                     stream.wait_stream(main)
+                for step, stream in side_by_side:
                     with torch.cuda.stream(stream):
                         for _ in range(length):
                             step()
+                for _, stream in side_by_side:
                     main.wait_stream(stream)
         return graph

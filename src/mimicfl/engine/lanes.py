@@ -15,21 +15,26 @@ from .jobs import Jobs, Needs
 STEP_OVERHEAD = 20  # launches of a step, counted in lanes' worth of work
 MOST_LANES = 512  # more gains nothing
 CPU_LANES = 16
+ALIGNED = 64  # every lane's vector begins at a multiple of this: libraries have fast kernels for aligned memory only
 
 
 class Lanes:
     """Static buffers for `m` clients; the engines' programs read and write them in place."""
 
-    def __init__(self, m: int, needs: Needs, w: Tensor) -> None:
+    def __init__(self, m: int, needs: Needs, w: Tensor, half: bool = False) -> None:
         d, device, dtype = w.shape[-1], w.device, w.dtype
         self.m, self.needs, self.batch = m, needs, needs.batch
 
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(m, *shape, device=device, dtype=kind)
 
-        self.w, self.g, self.total, self.eta, self.mu = zeros(d), zeros(d), zeros(), zeros(), zeros()
-        self.start = zeros(d) if needs.prox else None  # w_t, which only a proximal term needs
-        self.shift = zeros(d) if needs.shift else None
+        def vectors(kind: torch.dtype = dtype) -> Tensor:
+            return zeros(-(-d // ALIGNED) * ALIGNED, kind=kind)[:, :d]
+
+        self.w, self.g, self.total, self.eta, self.mu = vectors(), vectors(), zeros(), zeros(), zeros()
+        self.half = vectors(torch.bfloat16) if half else None  # w as a bfloat16 model computes with it
+        self.start = vectors() if needs.prox else None  # w_t, which only a proximal term needs
+        self.shift = vectors() if needs.shift else None
         self.k, self.keys = zeros(kind=torch.long), zeros(kind=torch.long)
         self.steps = torch.ones(m, dtype=torch.long, device=device)
         self.sizes = torch.ones(m, needs.steps, dtype=torch.int32, device=device)
@@ -41,6 +46,8 @@ class Lanes:
         at, job = (torch.from_numpy(a).to(self.w.device) for a in (lanes, chosen))
         w = jobs.w[torch.from_numpy(jobs.ask[chosen]).to(self.w.device)]
         self.w[at] = w
+        if self.half is not None:
+            self.half[at] = w.to(torch.bfloat16)
         self.g[at] = 0.0
         self.total[at] = 0.0
         self.k[at] = 0

@@ -9,6 +9,7 @@ from torch import nn
 from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..data.dataset import Data
+from ..errors import Diverged
 from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
@@ -79,24 +80,28 @@ def simulate(
     if out is not None:
         run.open(out, run.config, checkpoint_every)
     try:
-        return together([run], engine, notice, None if progress is None else lambda run, row: progress(row, run.rounds))[0]
+        found = together([run], engine, notice, None if progress is None else lambda run, row: progress(row, run.rounds))[0]
+        if isinstance(found, Diverged):
+            raise found
+        return found
     finally:
         run.close()
 
 
-def together(runs: Sequence[Run], engine: str, notice: Callable[[str], None] | None = None, watch: Watch | None = None) -> list[History]:
-    """The histories of runs that share model, data and loss, trained as one; runs finished before are only read."""
+def together(
+    runs: Sequence[Run], engine: str, notice: Callable[[str], None] | None = None, watch: Watch | None = None
+) -> list[History | Diverged]:
+    """The histories of runs that share model, data and loss, trained as one; of a run that diverged, the error instead."""
     waiting = [run for run in runs if run.t < run.rounds]
+    ends: dict[Run, History | Diverged] = {run: run.history() for run in runs if run not in waiting}
     if waiting:
         cohort, why = pick(engine, waiting)
         if notice:
             notice(why)
         for run in waiting:
             run.engine = cohort.label
-        failed = drive(waiting, cohort, watch)
-        if failed:
-            raise next(iter(failed.values()))
-    return [run.history() for run in runs]
+        ends |= drive(waiting, cohort, watch)
+    return [ends[run] for run in runs]
 
 
 def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:

@@ -5,8 +5,8 @@ step is forward, backward and update, in place. The kernels of different clients
 """
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ class StreamsCohort:
     def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
         if self.graphs is None:
             assert self.needs is not None
-            self.lanes = Lanes(self.width, self.needs, jobs.w)
+            self.lanes = Lanes(self.width, self.needs, jobs.w, half=self.precision == "bf16")
             self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
             try:
                 self.graphs = Graphs([clone.step for clone in self.clones], self.clients.device)
@@ -113,58 +113,106 @@ class Clone:
     """One lane's copy of the module."""
 
     def __init__(self, cohort: StreamsCohort, lanes: Lanes, row: int) -> None:
-        self.cohort, self.lanes, self.row = cohort, lanes, row
-        device = cohort.clients.device
-        self.module = copy.deepcopy(cohort.model).to(device).train()
-        self.h = torch.zeros_like(lanes.w[row])
-        self.dtype = lanes.w.dtype
-        for p, w, h in zip(trainable(self.module), cohort.layout.windows(lanes.w[row]), cohort.layout.windows(self.h), strict=True):
-            p.data, p.grad = w, h
-        self.place = torch.arange(lanes.batch, device=device)
+        self.cohort, self.lanes, self.row = cohort, lanes, slice(row, row + 1)
+        vectors = lanes.w if lanes.half is None else lanes.half  # a bfloat16 model computes with a copy, kept up to date by the update
+        self.dtype = vectors.dtype
+        self.module = copy.deepcopy(cohort.model).to(cohort.clients.device, self.dtype).train()
+        self.parameters = trainable(self.module)
+        for p, w in zip(self.parameters, cohort.layout.windows(vectors[row]), strict=True):
+            p.data = w
+        self.place = torch.arange(lanes.batch, device=cohort.clients.device)
 
     def step(self) -> None:
         """One local step of this lane, in place; a lane that is through repeats its last batch, for nothing."""
         lanes, row, clients = self.lanes, self.row, self.cohort.clients
-        k, steps = lanes.k[row], lanes.steps[row]
-        now = torch.minimum(k, steps - 1)
+        now = torch.minimum(lanes.k[row], lanes.steps[row] - 1)  # [1]: a single number would have to come to the host
         at = now * lanes.batch + self.place
-        rows = lanes.samples[row][at].long()
-        count = lanes.sizes[row][now]
+        rows = lanes.samples[row].gather(1, at[None])[0].long()
+        count = lanes.sizes[row].gather(1, now[None])[0]
         x, y = clients.x[rows], clients.y[rows]
         if lanes.moves is not None:
-            x = crop_and_flip(x, lanes.moves[row][at].long())
-        inputs = clients.data.inputs(x, self.dtype)
+            x = crop_and_flip(x, lanes.moves[row].gather(1, at[None, :, None].expand(1, -1, 3))[0].long())
+        inputs = clients.data.inputs(x, lanes.w.dtype)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        self.h.zero_()
-        with Keyed(lanes.keys[row] + now), half(self.cohort.precision, inputs.device):
+        for p in self.parameters:
+            p.grad = None  # the backward pass then hands its gradients over instead of adding them up
+        with Keyed((lanes.keys[row] + now)[0]):
             output = self.module(inputs)
-        weights = (self.place < count).to(self.dtype) / count
-        value = (each(self.cohort.loss, output.to(self.dtype), y) * weights).sum()
+        weights = (self.place < count).to(lanes.w.dtype) / count
+        value = (each(self.cohort.loss, output.to(lanes.w.dtype), y) * weights).sum()
         value.backward()
         with torch.no_grad():
-            h, w = self.h, lanes.w[row]
-            if lanes.shift is not None:
-                h += lanes.shift[row]
-            if lanes.start is not None:
-                h += lanes.mu[row] * (w - lanes.start[row])
-            going = k < steps
-            h = torch.where(going, h, 0.0)
-            lanes.g[row] += h
-            w -= lanes.eta[row] * h
-            lanes.total[row] += torch.where(going, value.detach(), 0.0)
+            self._move()
+            lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value.detach(), 0.0)
             lanes.k[row] += 1
+
+    def _move(self) -> None:
+        """The update, parameter by parameter, in the lane's own order."""
+        lanes, row = self.lanes, self.row
+        rows = [None if part is None else part[row][0] for part in (lanes.w, lanes.g, lanes.half, lanes.shift, lanes.start)]
+        facts = (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row])
+        begin = 0
+        for p in self.parameters:
+            end = begin + p.numel()
+            grad = torch.zeros_like(p) if p.grad is None else p.grad  # none: a parameter that this model does not use
+            h = (grad.permute(0, 2, 3, 1) if p.ndim == 4 else grad).reshape(-1)
+            w, g, half, shift, start = (None if part is None else part[begin:end] for part in rows)
+            assert w is not None
+            assert g is not None
+            _update(w, g, h, half, shift, start, facts)
+            begin = end
+
+
+def _update(
+    w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, facts: tuple[Tensor, ...]
+) -> None:
+    """h + shift + mu (w - start) goes into g and, times eta, off w, where the lane is not through."""
+    if w.is_cuda and w.dtype == torch.float32:
+        from .batched.kernels import move
+
+        return move(w, g, h, half, shift, start, facts)
+    eta, mu, k, steps = facts
+    h = h.to(w.dtype)
+    if shift is not None:
+        h = h + shift
+    if start is not None:
+        h = h + mu * (w - start)
+    h = torch.where(k < steps, h, 0.0)
+    g += h
+    w -= eta * h
+    if half is not None:
+        half.copy_(w)
+    return None
 
 
 class Keyed(Stackable):
-    """Keyed dropout only: convolutions stay cuDNN's."""
+    """Keyed dropout; convolutions stay cuDNN's, but their bias is added by a function whose gradient is one quick sum."""
 
     def __init__(self, key: Tensor) -> None:
         super().__init__(key, None)
 
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.conv2d and len(args) > 2 and args[2] is not None and args[0].is_cuda and args[0].ndim == 4:
+            x, w, bias, *how = args
+            return AddBias.apply(torch.conv2d(x, w, None, *how, **(kwargs or {})), bias)
+        return super().__torch_function__(func, types, args, kwargs)
 
-@contextmanager
-def half(precision: str, device: torch.device) -> Iterator[None]:
-    """bfloat16 products where that was asked for."""
-    with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16", cache_enabled=False):
-        yield
+
+class AddBias(torch.autograd.Function):
+    """x [B, C, H, W] + bias [C]."""
+
+    apply: Any
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return x + bias[:, None, None]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from .batched.kernels import columns
+
+        return dy, columns(dy.permute(0, 2, 3, 1).reshape(-1, dy.shape[1])).to(ctx.dtype)

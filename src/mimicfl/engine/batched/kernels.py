@@ -6,12 +6,14 @@ Nothing is unfolded in memory and nothing is added atomically, so the same input
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
 Pair = Any  # two whole numbers
+Facts = tuple[Tensor, ...]  # a lane's eta, mu, k and steps
 PLACES = 512  # output places of a block: with 8 channels and 128 threads, 32 sums a thread
 CHUNK, PROGRAMS = 64, 1024
 
@@ -131,3 +133,54 @@ def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding:
     grid = (triton.cdiv(o, block), c, m * splits)
     _weigh[grid](x, dy, out, places, o, c, oh, ow, per_split, splits, *x.stride(), *how, num_warps=4)
     return out.sum(dim=1) if splits > 1 else out[:, 0]
+
+
+@triton.jit
+def _move(
+    w, g, h, half, shift, start, eta, mu, k, steps, n,
+    HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """h = gradient + shift + mu (w - start); g += h; w -= eta h: one pass over memory, nothing if the lane is through."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = i < tl.where(tl.load(k) < tl.load(steps), n, 0)
+    v = tl.load(h + i, mask=here, other=0.0).to(tl.float32)
+    at = tl.load(w + i, mask=here, other=0.0)
+    if SHIFT:
+        v += tl.load(shift + i, mask=here, other=0.0)
+    if PROX:
+        v += tl.load(mu) * (at - tl.load(start + i, mask=here, other=0.0))
+    at -= tl.load(eta) * v
+    tl.store(g + i, tl.load(g + i, mask=here, other=0.0) + v, mask=here)
+    tl.store(w + i, at, mask=here)
+    if HALF:
+        tl.store(half + i, at.to(tl.bfloat16), mask=here)
+
+
+def move(w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, facts: Facts) -> None:
+    """Vectors of one length, in place; `half` is the bfloat16 copy that the model computes with."""
+    n = w.numel()
+    others = (half, shift, start)
+    pointers = [w if other is None else other for other in others]
+    _move[(triton.cdiv(n, 1024),)](w, g, h, *pointers, *facts, n, *[other is not None for other in others], 1024)
+
+
+@triton.jit
+def _columns(x, out, rows, C, per_split, BR: tl.constexpr, BC: tl.constexpr):
+    """out[split, c] = sum over this split's rows of x[row, c]."""
+    c = tl.program_id(0) * BC + tl.arange(0, BC)
+    split = tl.program_id(1)
+    acc = tl.zeros((BR, BC), dtype=tl.float32)
+    for start in range(split * per_split, (split + 1) * per_split, BR):
+        row = start + tl.arange(0, BR)
+        acc += tl.load(x + row[:, None] * C + c[None, :], mask=(row < rows)[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+    tl.store(out + split * C + c, tl.sum(acc, axis=0), mask=c < C)
+
+
+def columns(x: Tensor) -> Tensor:
+    """The column sums of [rows, C], in float32."""
+    rows, c = x.shape
+    splits = max(1, min(64, rows // 512))
+    per_split = triton.cdiv(triton.cdiv(rows, splits), 32) * 32
+    out = torch.empty(splits, c, device=x.device, dtype=torch.float32)
+    _columns[(triton.cdiv(c, 64), splits)](x, out, rows, c, per_split, 32, 64)
+    return out.sum(dim=0) if splits > 1 else out[0]
