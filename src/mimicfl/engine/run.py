@@ -20,6 +20,7 @@ from ..data.clients import Clients, Holdout
 from ..data.dataset import Data, as_split
 from ..errors import Diverged, UsageError, one_of, whole
 from ..local.losses import as_loss
+from ..local.lr import check_horizon
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
 from ..metrics.evaluate import Score, client_accuracy, evaluate, score
@@ -80,6 +81,7 @@ class Run:
         self.uploads = whole("the algorithm's uploads", getattr(self.algorithm, "uploads", 1))
         self.downloads = whole("the algorithm's downloads", getattr(self.algorithm, "downloads", 1))
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
+        check_horizon(self.local_lr, len(self.available)), check_horizon(self.global_lr, len(self.available))
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
         fits = data.optimum is not None and len(data.optimum) == self.work.w.numel()
