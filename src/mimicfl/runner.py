@@ -22,6 +22,7 @@ from .engine.simulate import simulate
 from .errors import UsageError
 from .local import models
 from .local.update import LocalSGD
+from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder, check_same
 from .registry import parse
@@ -41,7 +42,7 @@ def build(experiment: Experiment) -> dict[str, Any]:
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every")
+    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every", "diagnose")
     return {
         "model": model,
         "data": data,
@@ -72,8 +73,9 @@ def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
         data_path=e.data_path and _absolute(e.data_path),
         availability=_with_absolute_file(e.availability),
     )
-    own = {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every")}
+    own = {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every", "diagnose")}
     Run(**own)
+    plan(arguments["diagnose"])
     return e, arguments
 
 

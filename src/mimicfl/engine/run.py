@@ -23,6 +23,7 @@ from ..local.losses import as_loss
 from ..local.lr import check_horizon
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
+from ..metrics.diagnostics import Diagnosis, Watch
 from ..metrics.evaluate import Score, client_accuracy, evaluate, score
 from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
@@ -81,7 +82,7 @@ class Run:
         self.uploads = whole("the algorithm's uploads", getattr(self.algorithm, "uploads", 1))
         self.downloads = whole("the algorithm's downloads", getattr(self.algorithm, "downloads", 1))
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
-        check_horizon(self.local_lr, len(self.available)), check_horizon(self.global_lr, len(self.available))
+        check_horizon([self.local_lr, self.global_lr], len(self.available))
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
         fits = data.optimum is not None and len(data.optimum) == self.work.w.numel()
@@ -94,6 +95,8 @@ class Run:
         self.totals = dict.fromkeys(TOTALS, 0)
         self.score: Score | None = None  # of the model as it is now
         self.predict: Predictor | None = None  # a faster way to the test outputs, where the engine has one
+        self.watch: Watch | None = None  # looks at the rounds from the side, where that is asked for
+        self.diagnosis: Diagnosis | None = None  # of this round
         self.engine = "plain"
         self.config: dict[str, Any] = {}
         self.folder: RunFolder | None = None
@@ -131,10 +134,13 @@ class Run:
         weights = share / share.sum()
         g = answers.g if self.update == "sum" else answers.g / answers.K[:, None].to(answers.g.dtype)
         step = algorithms.Step(self.t, ask.eta, ask.eta_L, answers.K, weights, share, self.update)
+        seen = self.watch.look(self.t, ask.w, self.buffers, self.state) if self.watch else None
         before, self.state = self.state, self.algorithm.aggregate(self.state, active, g, step)
         check_state(self.state, ask.w, before, self.algorithm)
         if not bool(torch.isfinite(self.state.w).all()):
             raise Diverged(f"the global model is no longer finite in round {self.t} (global rate {ask.eta:g})")
+        if self.watch and seen:
+            self.diagnosis = self.watch.judge(self.t, seen, self.state.w, step, active, g, self.buffers)
         self.buffers = average_buffers(answers.buffers, weights)
         self._count(len(ask.active))
         self.score = None
@@ -150,7 +156,7 @@ class Run:
 
     def close_round(self, ask: Ask | None, answers: Answers | None) -> Row:
         """Measure, record, and save when it is time."""
-        due = (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds
+        due = (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds or self.diagnosis is not None
         score = self._score() if due else None
         row: Row = {
             "round": self.t,
@@ -170,6 +176,8 @@ class Run:
             if not np.isfinite(row["distance"]):
                 raise Diverged(f"the model has left the range of its numbers in round {self.t}")
         row["seconds"] = round(time.perf_counter() - self.began, 6)
+        if self.diagnosis is not None:
+            row["diagnosis"], self.diagnosis = self.diagnosis, None
         self.rows.append(row)
         if self.folder is not None:
             self.folder.append(row)
@@ -221,6 +229,8 @@ class Run:
         for field in fields(self.state):
             self._restore_field(tensors, field.name)
         self.buffers = {name: tensors[f"buffer.{name}"].to(self.device) for name in self.buffers}
+        if self.watch:
+            self.watch.kept = {k.removeprefix("watch."): v.to(self.device) for k, v in tensors.items() if k.startswith("watch.")}
         if self.rows:
             self.totals = {key: self.rows[-1][key] for key in TOTALS}
 
@@ -247,6 +257,7 @@ class Run:
         start = time.perf_counter()
         tensors: dict[str, Tensor] = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}
         tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
+        tensors |= {f"watch.{name}": value for name, value in (self.watch.kept if self.watch else {}).items()}
         self.folder.save("checkpoint", tensors, **self._facts())
         self.saved_at = time.perf_counter()
         self.saving_took = self.saved_at - start

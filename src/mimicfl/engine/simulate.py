@@ -12,10 +12,13 @@ from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..data.dataset import Data
 from ..errors import Diverged, one_of
+from ..local.losses import LOSSES
 from ..local.lr import RATES
 from ..local.update import LocalSGD
+from ..metrics.diagnostics import Watch, plan
 from ..metrics.history import History, Row
 from ..registry import describe
+from ..theory.population import Population
 from .pick import pick
 from .run import Run
 
@@ -40,6 +43,7 @@ def simulate(
     device: str = "cpu",
     engine: str = "auto",
     eval_every: int = 1,
+    diagnose: Any = None,
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
     progress: Progress | None = None,
@@ -59,6 +63,8 @@ def simulate(
     loss              a name or a function of (output, target); None takes the data's own
     engine            "auto" takes the fastest that fits; "plain", one client after another in PyTorch; "native", compiled
     eval_every        test after every so many rounds, and after the last
+    diagnose          "every=10": at every tenth round the applied direction is set against the true gradient over all clients,
+                      see `mimicfl.metrics.diagnostics`; None or "off" costs nothing
     out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
                       goes on where it was and ends bit-equal to one never stopped
     checkpoint_every  rounds between checkpoints; None spends at most 5 % of the time on them
@@ -70,6 +76,7 @@ def simulate(
     work = {"local": local, "update": update, "loss": loss, "seed": seed, "device": device, "eval_every": eval_every}
     run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work)
     one_of("engine", engine, ["auto", "plain", "native"])
+    watch(run, diagnose)
     run.config = config or _in_words(run, what)
     if engine == "native":
         pick(engine, run)  # an engine that was asked for and cannot run is refused before anything is written
@@ -97,6 +104,20 @@ def simulate(
     finally:
         if run.folder is not None:
             run.folder.close()
+
+
+def watch(run: Run, diagnose: Any) -> None:
+    """Let the run be looked at from the side."""
+    wanted = plan(diagnose)
+    if wanted is None:
+        return
+    kind = next((name for name in LOSSES if LOSSES.find(name) is run.loss), "")
+    population = Population(run.template, run.clients, run.loss, run.share)
+    low = 0.0 if kind else None  # the built-in losses are never negative
+    if run.optimum is not None:
+        low = float(population.share @ population.gradients(run.optimum)[0])
+    batches = [run.local.batch_sizes(int(size))[0] for size in run.clients.sizes]
+    run.watch = Watch(wanted, population, run.available, batches, kind, low, run.seed)
 
 
 def _kept(run: Run) -> str:

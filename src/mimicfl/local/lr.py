@@ -7,7 +7,7 @@
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -117,10 +117,10 @@ def schedule(rate: Any) -> Schedule:
     return Own(rate, _takes_two(rate))
 
 
-def check_horizon(rate: Schedule, rounds: int) -> None:
+def check_horizon(rates: Iterable[Schedule], rounds: int) -> None:
     """A rate found for a horizon proves nothing about longer runs."""
-    horizon = getattr(rate, "horizon", None)
-    if isinstance(horizon, int) and horizon < rounds:
+    horizon = min((rate.horizon for rate in rates if isinstance(rate, theory) and rate.horizon is not None), default=rounds)
+    if horizon < rounds:
         raise UsageError(f"the certificate of the theory rate holds for {horizon} rounds, the run has {rounds}: give horizon={rounds}")
 
 

@@ -45,7 +45,7 @@ def lemma2(L: float, K: int, eta_L: Any, grad2: Any, kappa2: Any, gamma: Any, si
     """
     eta_L = values("the local rates", eta_L)
     if whole("K", K) == 1:
-        return np.asarray(values("gamma", gamma)) + 0.0 * eta_L
+        return np.asarray(values("gamma", gamma) + 0.0 * eta_L)
     if (eta_L > local_limit(L, K) * (1 + 1e-12)).any():
         raise UsageError(
             f"Lemma 2 needs local rates of at most 1/(4 L K) = {local_limit(L, K):.3g}, got {eta_L.max():g}: lower the local rate"
@@ -196,7 +196,7 @@ def theorem3(
 
 def summed_lemma1(rounds: Rounds, Delta: float, L: float, E: Any, Phi: Any = 0.0) -> np.ndarray:
     """Any algorithm, from its measured E_t: Lemma 1 over all rounds. Rates above 1/L are refused as in Theorem 1."""
-    return theorem1(rounds, number("Delta", Delta, low=0), L, E) + np.cumsum(rounds.eta**2 * L * Phi) / np.cumsum(rounds.eta)
+    return np.asarray(theorem1(rounds, Delta, L, E) + np.cumsum(rounds.eta**2 * L * Phi) / np.cumsum(rounds.eta))
 
 
 def _falling(rounds: Rounds) -> int:

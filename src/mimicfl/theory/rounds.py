@@ -44,7 +44,7 @@ class Rounds:
     @cached_property
     def m(self) -> np.ndarray:
         """|S_t|, [T]."""
-        return self.available.sum(axis=1)
+        return np.asarray(self.available.sum(axis=1))
 
     @cached_property
     def x(self) -> np.ndarray:
@@ -76,7 +76,7 @@ class Rounds:
 
     def over_active(self, weight: np.ndarray) -> np.ndarray:
         """1/|S_t| times the sum over returning clients of `weight`, one entry per return, [T]."""
-        return np.bincount(self.returns[0], weights=weight, minlength=self.T) / self.m
+        return np.asarray(np.bincount(self.returns[0], weights=weight, minlength=self.T) / self.m)
 
     def head(self, rounds: int) -> "Rounds":
         return Rounds(self.eta[:rounds], self.available[:rounds])
