@@ -154,5 +154,25 @@ def test_in_a_run(quadratic):
     assert [row["global_lr"] for row in history.rows if row["active"]] == [
         rate(r["round"], r["active"]) for r in history.rows if r["active"]
     ]
-    with pytest.raises(mf.UsageError, match="holds for 20 rounds, the run has 30"):
-        mf.simulate(**quadratic, rounds=30, local=local, global_lr=mf.lr.theory(L=40.0, N=6, tau_max=30, horizon=20), update="mean")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"horizon": 20}, "found for horizon=20, this run has 30: give horizon=30"),
+        ({"N": 4}, "found for N=4, this run has 6: give N=6"),
+        ({"tau_max": 2}, "found for tau_max=2, this run has 5: give tau_max=5"),
+        ({"K": 2}, "found for K=2, this run has 3: give K=3"),
+        ({"eta_L": 0.001}, "found for eta_L=0.001, this run has 0.01: give eta_L=0.01"),
+        ({"update": "sum"}, "found for update='mean'"),
+    ],
+)
+def test_a_rate_must_fit_the_run_it_was_found_for(quadratic, change, sentence):
+    update = change.pop("update", "mean")
+    rate = mf.lr.theory(**{"L": 40.0, "N": 6, "tau_max": 5, "horizon": 30, "K": 3, "eta_L": 0.01} | change)
+    schedule = np.ones((30, 6), dtype=bool)
+    schedule[3:7, 1] = False
+    given = {"availability": mf.availability.Explicit(schedule), "local": mf.LocalSGD(steps=3, batch_size=None, lr=0.01)}
+    with pytest.raises(mf.UsageError) as error:
+        mf.simulate(**quadratic, **given, global_lr=rate, update=update)
+    assert sentence in str(error.value)

@@ -20,7 +20,6 @@ from ..data.clients import Clients, Holdout
 from ..data.dataset import Data, as_split
 from ..errors import Diverged, UsageError, one_of, whole
 from ..local.losses import as_loss
-from ..local.lr import check_horizon
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
 from ..metrics.diagnostics import Diagnosis, Watch
@@ -29,7 +28,7 @@ from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
 from ..params import Workspace, average_buffers
 from ..registry import describe
-from .checks import check_model, check_state, pick_device
+from .checks import check_model, check_rate, check_state, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
 
@@ -82,7 +81,7 @@ class Run:
         self.uploads = whole("the algorithm's uploads", getattr(self.algorithm, "uploads", 1))
         self.downloads = whole("the algorithm's downloads", getattr(self.algorithm, "downloads", 1))
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
-        check_horizon([self.local_lr, self.global_lr], len(self.available))
+        check_rate(self)
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
         fits = data.optimum is not None and len(data.optimum) == self.work.w.numel()

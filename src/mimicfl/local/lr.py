@@ -7,7 +7,7 @@
 """
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from ..errors import UsageError, number
 from ..registry import Registry
 from ..theory.rates import largest_c
+from ..theory.rounds import Rounds
 
 Schedule = Callable[[int, int], float]
 RATES: Registry[Any] = Registry("learning rate")
@@ -117,11 +118,19 @@ def schedule(rate: Any) -> Schedule:
     return Own(rate, _takes_two(rate))
 
 
-def check_horizon(rates: Iterable[Schedule], rounds: int) -> None:
-    """A rate found for a horizon proves nothing about longer runs."""
-    horizon = min((rate.horizon for rate in rates if isinstance(rate, theory) and rate.horizon is not None), default=rounds)
-    if horizon < rounds:
-        raise UsageError(f"the certificate of the theory rate holds for {horizon} rounds, the run has {rounds}: give horizon={rounds}")
+def check_certificate(rate: Schedule, rounds: Rounds, steps: int, local: float, update: str) -> None:
+    """A rate found from constants proves nothing about a run that exceeds them; `local` is the largest local rate."""
+    if not isinstance(rate, theory) or rate.horizon is None:
+        return
+    assert rate.N is not None
+    assert rate.tau_max is not None
+    length = int(rounds.number[-1]) + 1
+    facts = [("horizon", rate.horizon, length), ("N", rate.N, rounds.N), ("tau_max", rate.tau_max, rounds.tau_max), ("K", rate.K, steps)]
+    for name, given, found in [*facts, *([("eta_L", rate.eta_L or 0.0, local)] if steps > 1 else [])]:
+        if given < found:
+            raise UsageError(f"the theory rate was found for {name}={given:g}, this run has {found:g}: give {name}={found:g}")
+    if update == "sum" and steps > 1:
+        raise UsageError("the theory rate is found for update='mean': use that, or give c alone, divided by the local steps")
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, whole
+from ..errors import Diverged, UsageError, whole
 from ..registry import parse
 from ..theory.constants import LinearModel, heterogeneity, power_iteration, sampled_variance
 from ..theory.population import Population
@@ -121,6 +121,8 @@ class Watch:
             }
         self._keep(t, seen, full, v)
         if found is not None:
+            if not np.isfinite([found[key] for key in ("f", "grad2", "v2", "E", "gamma", "drift", "newcomers")]).all():
+                raise Diverged(f"the gradients have left the range of their numbers in round {t}")
             found["passes"] = self.population.passes
             found["seconds"] = round(time.perf_counter() - seen.began, 6)
         return found

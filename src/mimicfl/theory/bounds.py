@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError, number, whole
-from .rates import best_nu, has, needs, psi, smoothness, staleness, varphi, weight
+from .rates import choices_of_nu, has, needs, psi, smoothness, staleness, varphi, weight
 from .rounds import Rounds, values
 
 
@@ -147,24 +147,30 @@ def theorem2(
     Not in the paper: q_t, see Lemma 4 (with everybody there in round 0 it is E_0, which is zero for K = 1 only), the carried noise,
     and that nu < 1 - 1/rho_t. Where (*) fails the bound is infinite, unless the measured `v2` is given: then what is missing,
     2 (needs - has) eta_t^2 v2_t, is added, and the bound holds for any rates with rho_t > 1. From the first rho_t <= 1 on it is
-    infinite. `tau_max` replaces the gaps that happened by the largest one allowed.
+    infinite. Any nu gives a bound; None takes the one with the lowest. `tau_max` stands for any gaps up to it, not those that happened.
     """
     L, Delta, phi = smoothness(L), number("Delta", Delta, low=0), varphi(L, K, eta_L)
     if tau_max is not None and whole("tau_max", tau_max) < rounds.tau_max:
         raise UsageError(f"tau_max={tau_max} is smaller than the largest gap of the run, {rounds.tau_max}: give at least that")
     stop = _falling(rounds)
     known = rounds.head(stop)
-    nu = best_nu(known, L, phi, tau_max) if nu is None else number("nu", nu, low=0, high=1, open_low=True)
-    if nu is None or not np.isfinite(weight(known, nu)).all():
-        raise UsageError(f"nu={nu} is too large: it must lie below 1 - 1/rho_t = {1 - 1 / known.rho.min():.3g} in every round")
     q = np.broadcast_to(values("newcomers", newcomers), rounds.T)[:stop]
-    total = 2 * Delta + np.cumsum(known.eta * q) / nu + _noise_terms(known, nu, L, K, eta_L, sigma, tau_max)
-    short = np.maximum(needs(known, nu, phi, tau_max) - has(known, L), 0.0)
-    if v2 is not None:
-        total = total + np.cumsum(2 * short * known.eta**2 * values("v2", v2)[:stop])
+    square = None if v2 is None else values("v2", v2)[:stop]
+
+    def total(nu: float) -> np.ndarray:
+        found = 2 * Delta + np.cumsum(known.eta * q) / nu + _noise_terms(known, nu, L, K, eta_L, sigma, tau_max)
+        short = np.maximum(needs(known, nu, phi, tau_max) - has(known, L), 0.0)
+        if square is not None:
+            return np.asarray(found + np.cumsum(2 * short * known.eta**2 * square))
+        return np.where(np.cumsum(short > 0) > 0, np.inf, found)
+
+    if nu is None:
+        least = min((total(nu) for nu in choices_of_nu(known)), key=lambda found: (np.isinf(found).sum(), found[-1]))
+    elif np.isfinite(weight(known, number("nu", nu, low=0, high=1, open_low=True))).all():
+        least = total(nu)
     else:
-        total = np.where(np.cumsum(short > 0) > 0, np.inf, total)
-    return np.concatenate([total / np.cumsum(known.eta), np.full(rounds.T - stop, np.inf)])
+        raise UsageError(f"nu={nu} is too large: it must lie below 1 - 1/rho_t = {1 - 1 / known.rho.min():.3g} in every round")
+    return np.concatenate([least / np.cumsum(known.eta), np.full(rounds.T - stop, np.inf)])
 
 
 def theorem3(
@@ -194,9 +200,13 @@ def theorem3(
     return theorem2(rounds, Delta, L, newcomers, v2, K, eta_L, sigma, nu, tau)
 
 
-def summed_lemma1(rounds: Rounds, Delta: float, L: float, E: Any, Phi: Any = 0.0) -> np.ndarray:
-    """Any algorithm, from its measured E_t: Lemma 1 over all rounds. Rates above 1/L are refused as in Theorem 1."""
-    return np.asarray(theorem1(rounds, Delta, L, E) + np.cumsum(rounds.eta**2 * L * Phi) / np.cumsum(rounds.eta))
+def summed_lemma1(rounds: Rounds, Delta: float, L: float, E: Any, v2: Any) -> np.ndarray:
+    """Lemma 1 over all rounds: for any algorithm and any rates, from the measured E_t = |v_t - grad f(w_t)|^2 and v2_t = |v_t|^2.
+
+    It holds along every single path, noise and all, and shows how much of a run's gradient norm its E_t explains.
+    """
+    E, v2, L, Delta = values("E", E), values("v2", v2), smoothness(L), number("Delta", Delta, low=0)
+    return np.asarray((2 * Delta + np.cumsum(rounds.eta * E + (rounds.eta**2 * L - rounds.eta) * v2)) / np.cumsum(rounds.eta))
 
 
 def _falling(rounds: Rounds) -> int:

@@ -131,16 +131,18 @@ def needs(rounds: Rounds, nu: float, phi: float, tau_max: int | None = None) -> 
     return np.asarray(phi / nu * np.maximum(np.cumsum(steps), 0.0))
 
 
+def choices_of_nu(rounds: Rounds) -> list[float]:
+    """Values below 1 - 1/rho_t; none if some rho_t <= 1."""
+    limit = 1 - 1 / float(rounds.rho.min()) if rounds.T > 1 else 1.0
+    return [float(limit * share) for share in SEARCH] if limit > 1e-12 else []
+
+
 def best_nu(rounds: Rounds, L: float, phi: float, tau_max: int | None = None) -> float | None:
     """The nu under which (*) is nearest to holding in its worst round; None where some rho_t <= 1 leaves no choice."""
-    if rounds.T < 2:
-        return 0.5
-    limit = 1 - 1 / float(rounds.rho.min())
-    if limit <= 1e-12:
-        return None
-    left = np.maximum(has(rounds, L), 1e-300)
-    worst = [(needs(rounds, limit * share, phi, tau_max) / left).max() for share in SEARCH]
-    return float(limit * SEARCH[int(np.argmin(worst))])
+    left = has(rounds, L)
+    scale = np.where(left > 0, left, 1.0)  # where eta_t > 1/L it cannot hold, whatever nu is
+    worst = {nu: float((needs(rounds, nu, phi, tau_max) / scale).max()) for nu in choices_of_nu(rounds)}
+    return min(worst, key=worst.__getitem__, default=None)
 
 
 def staleness(p_min: float, N: int, horizon: int, delta: float) -> int:
