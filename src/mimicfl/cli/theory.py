@@ -20,7 +20,7 @@ from ..params import flatten
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
-from ..report.theory import check, diagnosed
+from ..report.theory import Check, check, diagnosed
 from ..runner import build
 from ..theory.constants import constants
 from ..theory.population import Population
@@ -38,29 +38,32 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
         L, K, sentences = _constants(folder, history, arguments)
         found = check(history, L, K, arguments.tau_max, arguments.nu)
         words = [f"{key} {history.config.get(key)}" for key in ("global_lr", "lr", "update")]
-        console.print(f"{folder.path}: {history.config.get('algorithm')}, {', '.join(words)}, K = {K}", soft_wrap=True)
-        for sentence in sentences:
-            console.print(f"  {sentence}", soft_wrap=True)
-        used = "" if arguments.tau_max is None else f"; checked for {arguments.tau_max}"
-        console.print(
-            f"  largest gap of the run {found.rounds.tau_max} rounds{used}; nu = {found.nu:.3g}"
-            if found.nu
-            else "  no nu: rho_t <= 1 at once"
-        )
+        gaps = f"largest gap {found.rounds.tau_max} rounds, empty ones not counted"
+        checked = "" if arguments.tau_max is None else f"; checked for gaps up to {arguments.tau_max}"
+        lines = [f"{folder.path}: {history.config.get('algorithm')}, {', '.join(words)}, K = {K}", *sentences, f"{gaps}{checked}"]
+        console.print("\n  ".join(lines), soft_wrap=True)
         table = Table("condition", "for", "holds in", "fails from round", box=None, pad_edge=False)
         for c in found.conditions:
             first = c.fails_from
             table.add_row(c.text, c.needed_by, f"{int(c.holds.sum())} of {len(c.holds)}", "never" if first is None else str(first))
         console.print(table)
-        last = int(found.rounds.number[-1]) + 1
-        whole = f"Theorem 2 is certified for the whole run, {last} rounds" if found.certified >= last else None
-        console.print(whole or f"Theorem 2 is certified for the first {found.certified} of {last} rounds", soft_wrap=True)
-        most = found.c / (K if history.config.get("update", "sum") == "sum" else 1)
-        console.print(
-            f"largest certified rate of its form for {last} rounds: --global-lr theory:c={most:.4g},beta={found.beta:g}"
-            f" (eta_t = c |S_t| / (t + beta), tau_max {found.tau_max})",
-            soft_wrap=True,
+        scale = K if history.config.get("update", "sum") == "sum" else 1
+        for sentence in _conclusions(found, scale):
+            console.print(sentence, soft_wrap=True)
+
+
+def _conclusions(found: Check, scale: int) -> list[str]:
+    """What the table comes to; `scale` is by how much an update is longer than a mean gradient."""
+    whole, circles = found.certified >= found.length, len(found.rounds.circles)
+    how_far = f"the whole run, {found.length} rounds" if whole else f"the first {found.certified} of {found.length} rounds"
+    sentences = [f"Theorem 2 is certified for {how_far}"]
+    if circles > 1:
+        sentences.append(
+            f"after the first round the clients fall into {circles} circles that never meet: MimiC's corrections do not mix between them, "
+            "and it may end at a wrong point whatever the rate (docs/theory.md)"
         )
+    rate = f"--global-lr theory:c={found.c / scale:.4g},beta={found.beta:g}"
+    return [*sentences, f"largest certified rate c |S_t| / (t + beta) for {found.length} rounds and tau_max {found.tau_max}: {rate}"]
 
 
 def _constants(folder: RunFolder, history: History, arguments: argparse.Namespace) -> tuple[float, int, list[str]]:

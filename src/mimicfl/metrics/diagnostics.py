@@ -53,7 +53,10 @@ def plan(given: Any) -> Diagnose | None:
     unknown = [key for key in options if key not in names]
     if unknown or len(values) > 1 or (values and "every" in options):
         raise UsageError(f"diagnose {given!r} is not understood: write every=10, and if wanted parts=false or power=10")
-    return Diagnose(**({"every": values[0]} if values else {}) | options)
+    try:
+        return Diagnose(**({"every": values[0]} if values else {}) | options)
+    except UsageError as error:
+        raise UsageError(f"diagnose {given!r}: {error}; write for example every=10") from None
 
 
 @dataclass(frozen=True)

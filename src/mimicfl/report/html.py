@@ -22,7 +22,7 @@ PAGE = Path(__file__).parent / "page"
 THEORY = {
     "norms": "Squared norm of the true gradient over all clients, averaged with the rates as weights (thick), round by round (thin), "
     "and what bounds it: Theorem 1 for FedAvg, Theorem 2 for MimiC, and for any algorithm Lemma 1 with the measured E_t.",
-    "errors": "E_t, how far the applied direction is from the true gradient, mean over seeds. Rounds in which everybody was there leave a gap.",
+    "errors": "How far the applied direction is from the true gradient, mean over seeds. Rounds with everybody there leave a gap.",
     "parts": "The objective bias of whoever was there; what MimiC's correction consists of: A_1, the error of the round a client was last "
     "there, and A_2, how its deviation has changed since (for other algorithms: what it would consist of); the clients' memory; staleness.",
     "recall": "Recall by class over time: blue near 100 %, orange near 0.",

@@ -39,12 +39,13 @@ class Check:
     tau_max: int
     c: float  # the largest with a certificate for this run's length and constants, beta = rounds
     beta: float
+    length: int  # of the run, empty rounds counted
 
     @property
     def certified(self) -> int:
         """Rounds up to which Theorem 2 holds without more."""
         broken = [c.fails_from for c in self.conditions if "Theorem 2" in c.needed_by and c.fails_from is not None]
-        return min(broken, default=int(self.rounds.number[-1]) + 1)
+        return min(broken, default=self.length)
 
 
 def diagnosed(history: History) -> list[dict[str, Any]]:
@@ -87,9 +88,9 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
             "the same as printed, equation (lr-2)", "(the paper)", _printed(rounds, L, K, float(local.max()), tau_max), rounds.number
         ),
     ]
-    tau, T = tau_max or rounds.tau_max, int(rounds.number[-1]) + 1
+    tau, T = tau_max or rounds.tau_max, len(history.rows)
     c = largest_c(L, rounds.N, tau, T, float(T), None, K, float(local.max()))
-    return Check(rounds, conditions, nu, tau, c, float(T))
+    return Check(rounds, conditions, nu, tau, c, float(T), T)
 
 
 def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None) -> np.ndarray:

@@ -74,6 +74,16 @@ class Rounds:
         t, _, before = self.returns
         return int((t - before).max(initial=1))
 
+    @cached_property
+    def circles(self) -> list[list[int]]:
+        """Clients in circles: whoever was there together after the first round, or is linked by such meetings, shares one."""
+        circle = np.arange(self.N)
+        for row in self.available[1:]:
+            met = np.unique(circle[row])
+            circle[np.isin(circle, met)] = met[0] if len(met) else 0
+        there = self.available[1:].any(axis=0)
+        return [np.flatnonzero((circle == k) & there).tolist() for k in np.unique(circle[there])]
+
     def over_active(self, weight: np.ndarray) -> np.ndarray:
         """1/|S_t| times the sum over returning clients of `weight`, one entry per return, [T]."""
         return np.asarray(np.bincount(self.returns[0], weights=weight, minlength=self.T) / self.m)
