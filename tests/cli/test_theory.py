@@ -33,6 +33,11 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")  # tables in one piece
+
+
 def table(text):
     """condition -> (holds in, fails from)."""
     rows = re.findall(r"^(\S.*?) {2,}(Theorem \d|\(the paper\)) +(\d+ of \d+) +(\S+)", text, re.MULTILINE)
