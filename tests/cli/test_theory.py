@@ -40,7 +40,7 @@ def _wide(monkeypatch):
 
 def table(text):
     """condition -> (holds in, fails from)."""
-    rows = re.findall(r"^(\S.*?) {2,}(Theorem \d|\(the paper\)) +(\d+ of \d+) +(\S+)", text, re.MULTILINE)
+    rows = re.findall(r"^(\S.*?) {2,}(Theorem \d|\(the paper\)|Theorem 2, mixing|mixing) +(\d+ of \d+) +(\S+)", text, re.MULTILINE)
     return {row[0]: row[2:] for row in rows}
 
 
@@ -49,6 +49,7 @@ def test_a_certified_run(runs, capsys):
     text = capsys.readouterr().out
     assert all(fails == "never" for _, fails in table(text).values()), text
     assert "Theorem 2 is certified for the whole run, 30 rounds" in text
+    assert "the mixing bound is certified for the whole run" in text
     assert re.search(r"L = 4\.\d+ \(exact\)", text)
 
 
@@ -84,6 +85,19 @@ def test_what_fails_is_named_with_its_round(runs, capsys):
     for row in history.rows:
         row["global_lr"] = row["active"] and 100 * row["global_lr"]
     assert check(history, float(re.search(r"L = ([\d.]+)", text)[1]), 1).certified == 0
+
+
+def test_the_constant_rate_that_mixing_certifies(runs, capsys):
+    assert call("theory", "check", runs / "mimic") == 0
+    text = capsys.readouterr().out
+    suggested = float(re.search(r"on this schedule: --global-lr ([\d.e-]+)", text)[1])
+    L, history = float(re.search(r"L = ([\d.]+)", text)[1]), read(RunFolder(runs / "mimic"))
+    for factor, rounds in ((0.99, 30), (1.05, 29)):
+        for row in history.rows:
+            row["global_lr"] = row["active"] and factor * suggested
+        assert (check(history, L, 1).mixed >= 30) == (rounds == 30)
+    assert call("theory", "check", runs / "paper") == 0
+    assert "no mixing bound: the mixing certificate needs everybody in the first round" in capsys.readouterr().out
 
 
 def test_given_constants(runs, capsys):
@@ -125,8 +139,9 @@ def test_bounds_lie_above_what_was_measured(runs):
 
     for name, theorem in (("fedavg", "Theorem 1"), ("mimic", "Theorem 2"), ("certified", "Theorem 2")):
         found = bounded(read(RunFolder(runs / name)))
-        assert set(found.bounds) == {theorem, "Lemma 1 with the measured E_t"}
-        assert not found.notes
+        assert {theorem, "Lemma 1 with the measured E_t"} <= set(found.bounds)
+        assert ("mixing bound" in found.bounds) == (name == "certified")
+        assert found.notes == ["no mixing bound: " + found.notes[0].partition(": ")[2]] if name == "mimic" else not found.notes
         for line in found.bounds.values():
             assert np.all(found.measured <= line * (1 + 1e-9)), name
     assert bounded(read(RunFolder(runs / "paper"))) is None

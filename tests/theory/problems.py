@@ -71,7 +71,7 @@ def loop(problem, available, eta, w0, algorithm="mimic", K=1, eta_L=0.0, sigma=0
     w = np.tile(w0, (replicas, 1))
     c = np.zeros((N, replicas, d))
     seen = np.zeros(N, dtype=bool)
-    out = {key: [] for key in ("f", "grad2", "v2", "E", "Phi", "gamma", "newcomers", "kappa2", "w")}
+    out = {key: [] for key in ("f", "grad2", "v2", "E", "Phi", "gamma", "newcomers", "kappa2", "drift", "w")}
     for t in range(len(available)):
         S = np.flatnonzero(available[t])
         full = problem.full(w)
@@ -93,6 +93,8 @@ def loop(problem, available, eta, w0, algorithm="mimic", K=1, eta_L=0.0, sigma=0
         for key, value in zip(("f", "grad2", "v2", "E", "Phi", "gamma", "newcomers"), record, strict=True):
             out[key].append(float(np.mean(value)))
         out["kappa2"].append(float(np.mean(kappa)))
+        everybody = sum(local(problem, w, i, K, eta_L) for i in range(N)) / N
+        out["drift"].append(float(np.mean(np.sum((everybody - full) ** 2, axis=-1))))
         out["w"].append(w.mean(axis=0))
         for i in S:
             c[i] = v - g[i]

@@ -57,13 +57,20 @@ def _conclusions(found: Check, scale: int) -> list[str]:
     whole, circles = found.certified >= found.length, len(found.rounds.circles)
     how_far = f"the whole run, {found.length} rounds" if whole else f"the first {found.certified} of {found.length} rounds"
     sentences = [f"Theorem 2 is certified for {how_far}"]
+    rate = f"--global-lr theory:c={found.c / scale:.4g},beta={found.beta:g}"
+    sentences.append(f"  largest c |S_t| / (t + beta) it certifies for {found.length} rounds and tau_max {found.tau_max}: {rate}")
+    if found.constant is None:
+        sentences.append(f"no mixing bound: {found.no_mixing}")
+    else:
+        mixed = "the whole run" if found.mixed >= found.length else f"the first {found.mixed} rounds"
+        sentences.append(f"the mixing bound is certified for {mixed} (MimiC, full batches)")
+        sentences.append(f"  largest constant rate it certifies on this schedule: --global-lr {found.constant / scale:.4g}")
     if circles > 1:
         sentences.append(
             f"after the first round the clients fall into {circles} circles that never meet: MimiC's corrections do not mix between them, "
             "and it may end at a wrong point whatever the rate (docs/theory.md)"
         )
-    rate = f"--global-lr theory:c={found.c / scale:.4g},beta={found.beta:g}"
-    return [*sentences, f"largest certified rate c |S_t| / (t + beta) for {found.length} rounds and tau_max {found.tau_max}: {rate}"]
+    return sentences
 
 
 def _constants(folder: RunFolder, history: History, arguments: argparse.Namespace) -> tuple[float, int, list[str]]:

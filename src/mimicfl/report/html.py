@@ -21,12 +21,12 @@ from .tables import HEADS, lines
 PAGE = Path(__file__).parent / "page"
 THEORY = {
     "norms": "Squared norm of the true gradient over all clients, averaged with the rates as weights (thick), round by round (thin), "
-    "and what bounds it: Theorem 1 for FedAvg, Theorem 2 for MimiC, and for any algorithm Lemma 1 with the measured E_t.",
+    "and what bounds it: Theorem 1 for FedAvg, Theorem 2 and the mixing bound for MimiC, for any algorithm Lemma 1 with its E_t.",
     "errors": "How far the applied direction is from the true gradient, mean over seeds. Rounds with everybody there leave a gap.",
     "parts": "The objective bias of whoever was there; what MimiC's correction consists of: A_1, the error of the round a client was last "
     "there, and A_2, how its deviation has changed since (for other algorithms: what it would consist of); the clients' memory; staleness.",
     "recall": "Recall by class over time: blue near 100 %, orange near 0.",
-    "certificate": "The rate a client counts with, and the region in which Lemma 6's rates are certified.",
+    "certificate": "The rate, and where rates are certified: by Theorem 2 (Lemma 6), and by how fast the clients' memories mix.",
 }
 SHOWN_CLASSES = 6  # of a client, in the tooltip
 

@@ -10,6 +10,7 @@ from ..errors import UsageError, number, whole
 from ..metrics.history import History
 from ..registry import parse
 from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weighted_mean
+from ..theory.mixing import certified_rounds, largest_constant, mixing_bound
 from ..theory.rates import best_nu, has, largest_c, needs, varphi
 from ..theory.rounds import Rounds
 
@@ -40,11 +41,21 @@ class Check:
     c: float  # the largest with a certificate for this run's length and constants, beta = rounds
     beta: float
     length: int  # of the run, empty rounds counted
+    constant: float | None  # the largest constant rate the mixing of this schedule certifies; None where that cannot be said
+    no_mixing: str  # ... and why
 
     @property
     def certified(self) -> int:
         """Rounds up to which Theorem 2 holds without more."""
-        broken = [c.fails_from for c in self.conditions if "Theorem 2" in c.needed_by and c.fails_from is not None]
+        return self._until("Theorem 2")
+
+    @property
+    def mixed(self) -> int:
+        """Rounds up to which the mixing bound holds."""
+        return self._until("mixing") if self.constant else 0
+
+    def _until(self, name: str) -> int:
+        broken = [c.fails_from for c in self.conditions if name in c.needed_by and c.fails_from is not None]
         return min(broken, default=self.length)
 
 
@@ -80,17 +91,25 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     conditions = [
         Condition(small, "Theorem 1", local <= local_limit(L, K), rounds.number),
         Condition(f"eta_t <= 1/L = {1 / L:.3g}", "Theorem 1", rounds.eta <= 1 / L, rounds.number),
-        Condition("everybody there in round 0", "Theorem 2", first, rounds.number[:1]),
-        Condition("eta_L constant (if K > 1)", "Theorem 2", (local == local[0]) | (K == 1), rounds.number),
+        Condition("everybody there in round 0", "Theorem 2, mixing", first, rounds.number[:1]),
+        Condition("eta_L constant (if K > 1)", "Theorem 2, mixing", (local == local[0]) | (K == 1), rounds.number),
         Condition("rho_t > 1", "Theorem 2", falling, rounds.number[1:]),
         Condition(f"1/(2 eta_t) - L/2 >= sum over returns, {gaps}", "Theorem 2", enough, rounds.number),
         Condition(
             "the same as printed, equation (lr-2)", "(the paper)", _printed(rounds, L, K, float(local.max()), tau_max), rounds.number
         ),
     ]
+    constant, no_mixing = None, ""
+    try:
+        covered = certified_rounds(rounds, L, K, float(local.max()))
+        constant = largest_constant(rounds, L, K, float(local.max()))
+        text = "rates small against how fast the clients mix"
+        conditions.append(Condition(text, "mixing", np.arange(rounds.T) < covered, rounds.number))
+    except UsageError as reason:
+        no_mixing = str(reason)
     tau, T = tau_max or rounds.tau_max, len(history.rows)
     c = largest_c(L, rounds.N, tau, T, float(T), None, K, float(local.max()))
-    return Check(rounds, conditions, nu, tau, c, float(T), T)
+    return Check(rounds, conditions, nu, tau, c, float(T), T, constant, no_mixing)
 
 
 def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None) -> np.ndarray:
@@ -165,10 +184,16 @@ def _bounds(
             bound = theorem2(rounds, Delta, L, held["newcomers"], held["v2"], K, eta_L, sigma)
             if np.isfinite(bound[1:]).any():
                 lines["Theorem 2"] = bound
+            if sigma == 0 and rounds.available[0].all():
+                drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2's, over all clients
+                lines["mixing bound"] = mixing_bound(rounds, Delta, L, drift, K, eta_L)
             if not np.isfinite(bound).all():
                 notes.append(
                     f"Theorem 2 says nothing from round {int(rounds.number[np.argmax(~np.isfinite(bound))])} on: rho_t > 1 fails there"
                 )
     except UsageError as reason:
         notes.append(str(reason))
+    if "mixing bound" in lines and np.isinf(lines["mixing bound"]).all():
+        del lines["mixing bound"]
+        notes.append("no mixing bound: the rates are too large against how fast the clients mix, see mimicfl theory check")
     return lines

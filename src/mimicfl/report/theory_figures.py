@@ -15,7 +15,7 @@ from .theory import Check, bounded, check, diagnosed
 
 GOOD, BAD = "#2a9d8f", "#e76f51"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the page's colours for 0 to 100 %
-DASHES = {"Theorem 1": "--", "Theorem 2": "--", "Lemma 1 with the measured E_t": ":"}
+DASHES = {"Theorem 1": "--", "Theorem 2": "--", "mixing bound": "-.", "Lemma 1 with the measured E_t": ":"}
 
 
 def seen(groups: Sequence[Group]) -> list[Group]:
@@ -81,30 +81,24 @@ def _visible(y: Sequence[float]) -> np.ndarray:
 
 
 def certificate(found: Check, L: float, title: str = "") -> Figure:
-    """The rate a client counts with, the region of certified rates below Lemma 6's largest c, and where the run's own rate holds."""
+    """The rate, the regions of certified rates, and how long the run's own rate is certified."""
     r = found.rounds
     figure = Figure(figsize=(8, 4.4), layout="constrained")
-    axes = _axes(figure, y="rate over active clients, eta_t / |S_t|")
-    region = found.c / (r.number + found.beta)
-    axes.plot(r.number, r.x, color=INK, linewidth=1.6, label="the run's rate")
-    axes.plot(r.number, 1 / (L * r.m), color="#999999", linewidth=1, linestyle=":", label="1 / (L |S_t|)")
-    axes.plot(r.number, region, color=GOOD, linewidth=1.2)
-    low = min(float(r.x.min()), float(region.min())) / 3
-    text = f"certified for tau_max = {found.tau_max}: c/(t + {found.beta:g}), c up to {found.c:.3g}"
-    axes.fill_between(r.number, low, region, color=GOOD, alpha=0.25, linewidth=0, label=text)
-    holds = np.ones(r.T, dtype=bool)
-    for condition in found.conditions:
-        if "Theorem 2" in condition.needed_by:
-            holds[np.searchsorted(r.number, condition.number[~condition.holds])] = False
-    axes.fill_between(r.number, low, 1.4 * low, where=holds, color=GOOD, step="mid", linewidth=0)
-    axes.fill_between(r.number, low, 1.4 * low, where=~holds, color=BAD, step="mid", linewidth=0)
+    axes = _axes(figure, y="global rate eta_t, for mean gradients")
+    region = found.c * r.m / (r.number + found.beta)
+    low = min(float(r.eta.min()), float(region.min())) / 3
+    axes.axhline(1 / L, color="#999999", linewidth=1, linestyle=":", label="1/L")
+    axes.plot(r.number, r.eta, color=INK, linewidth=1.6, label="the run's rate")
+    if found.constant:
+        text = f"mixing: constant rates up to {found.constant:.3g}"
+        axes.fill_between(r.number, low, found.constant, color=GOOD, alpha=0.15, linewidth=0, label=text)
+    text = f"Theorem 2, tau_max = {found.tau_max}: c |S_t|/(t + {found.beta:g}), c up to {found.c:.3g}"
+    axes.fill_between(r.number, low, region, color=GOOD, alpha=0.45, linewidth=0, label=text)
+    until = max(found.certified, found.mixed)
+    axes.fill_between(r.number, low, 1.4 * low, where=r.number < until, color=GOOD, step="mid", linewidth=0)
+    axes.fill_between(r.number, low, 1.4 * low, where=r.number >= until, color=BAD, step="mid", linewidth=0)
     axes.set_ylim(bottom=low)
-    axes.set_title(
-        f"{title}\nstrip: green where every condition of Theorem 2 holds for the run's rate, red where one fails",
-        fontsize=9,
-        color=INK,
-        loc="left",
-    )
+    axes.set_title(f"{title}\nstrip: green for horizons at which the run's own rate has a certificate", fontsize=9, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
