@@ -1,6 +1,6 @@
 """Make the parts of the documentation that are output: the command reference, the tables and the pictures.
 
-    make docs            # about two minutes on two cores
+    make docs            # about three minutes on two cores; docs/make.py --theory-only for docs/theory.md alone
 
 Everything is trained on the embedded digits, so anyone gets the same numbers from the commands printed beside them.
 """
@@ -8,12 +8,15 @@ Everything is trained on the embedded digits, so anyone gets the same numbers fr
 import contextlib
 import io
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from mimicfl import runner
@@ -21,7 +24,7 @@ from mimicfl.cli.main import main, parser
 from mimicfl.cli.train import DEMO
 from mimicfl.config import from_dict
 from mimicfl.report.report import build
-from mimicfl.report.summary import verdict
+from mimicfl.report.summary import COLORS, TITLES, verdict
 from mimicfl.report.tables import lines
 
 DOCS = Path(__file__).parent
@@ -72,6 +75,50 @@ def results(folder: Path) -> str:
     return text
 
 
+def commands(page: Path) -> list[list[str]]:
+    """The mimicfl command lines of a page."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
+    return [shlex.split(line)[1:] for line in "".join(blocks).splitlines() if line.startswith("mimicfl ")]
+
+
+def theory(folder: Path) -> None:
+    """The pictures of docs/theory.md, from the commands printed in it, and what `theory check` says of the paper's rate."""
+    page = DOCS / "theory.md"
+    with contextlib.chdir(folder):
+        for command in commands(page):
+            shown = io.StringIO()
+            with contextlib.redirect_stdout(shown):
+                assert main(command) == 0, command
+            if command[:2] == ["theory", "check"] and command[2] == "runs/paper":
+                text = "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
+                before, _, rest = page.read_text().partition("<!-- check -->")
+                page.write_text(f"{before}<!-- check -->\n```text\n{text}\n```\n<!-- /check -->{rest.partition('<!-- /check -->')[2]}")
+    pictures = {"norms": "quadratic/theory-norms", "mixing": "mixing/theory-norms", "certificate": "mixing/theory-certificate"}
+    pictures |= {"digits": "digits/theory-errors", "recall": "digits/theory-recall"}
+    for name, source in pictures.items():
+        shutil.copy(folder / "runs" / f"{source}.png", DOCS / "pictures" / f"theory-{name}.png")
+    never_meet().savefig(DOCS / "pictures" / "never-meet.png", dpi=150)
+
+
+def never_meet() -> Figure:
+    """The runs of examples/never_meet.py."""
+    sys.path.insert(0, str(DOCS.parent / "examples"))
+    from never_meet import run, schedule
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for words, pattern, dashes in (("never meet", schedule(), "-"), ("meet every 30th round", schedule(30), "--")):
+        for algorithm in ("mifa", "mimic"):
+            distance = [row["distance"] for row in run(algorithm, pattern).rows]
+            axes.plot(distance, dashes, color=COLORS[algorithm], label=f"{TITLES[algorithm]}, clients {words}")
+    axes.set_xlabel("round")
+    axes.set_ylabel("distance to the minimum")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
 def photograph(page: Path, target: Path) -> None:
     browser = shutil.which("chromium")
     if browser is None:
@@ -86,6 +133,9 @@ def photograph(page: Path, target: Path) -> None:
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(reference())
     if "--reference-only" not in sys.argv:
+        with tempfile.TemporaryDirectory() as folder:
+            theory(Path(folder))
+    if "--reference-only" not in sys.argv and "--theory-only" not in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
             (DOCS / "results.md").write_text(results(Path(folder)))
             demo = Path(folder) / "study0"

@@ -69,6 +69,25 @@ def test_both_forms_of_varphi_bound_the_change_of_the_drift():
     assert closest > 0.9
 
 
+def test_certified_rates_have_a_bounded_sum():
+    """docs/theory.md: however long the run, so the bound of Theorem 2 does not go to zero. Lemma 6's rates, and geometric ones."""
+    L, N, closest = 1.7, 8, 0.0
+    for tau in (1, 5, 40):
+        for horizon in (10, 300, 10_000, 100_000):
+            for beta in (2.0, horizon / 10, float(horizon), 10.0 * horizon):
+                nu = 0.5 / (horizon - 1 + beta)
+                total = rates.largest_c(L, N, tau, horizon, beta, nu) * N * np.sum(1 / (np.arange(horizon) + beta))
+                most = (np.pi / (2 * np.sqrt(tau * (1 - nu))) + 2) / L
+                assert total <= most
+                closest = max(closest, total / most)
+        for nu in (1e-4, 1e-2, 0.3):
+            for a in nu * np.array([0.3, 1.0, 3.0]):
+                x = 0.999 * np.sqrt(nu * a / (2 * rates.varphi(L) * N**2 * tau * (1 - nu))) * ((1 - nu) / (1 + a)) ** np.arange(3000)
+                rounds = Rounds(np.minimum(N * x, 0.5 / L), np.ones((3000, N), dtype=bool))
+                assert rounds.eta.sum() <= (np.pi / (2 * np.sqrt(tau * (1 - nu))) + 2) / L
+    assert closest > 0.05
+
+
 # -- what is printed and does not hold -----------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ from ..errors import UsageError, number
 from .rates import smoothness, varphi
 from .rounds import Rounds, values
 
-MOST_WORK = 5e10  # multiplications, some minutes at worst
+MOST_WORK = 1e10  # multiplications, seconds
 FADED = 1e-6  # a memory that has shrunk to this share is no longer followed; it is counted with what it had left
 
 

@@ -9,7 +9,7 @@ return and the return) the proof asks, for some 0 < nu < 1 - 1/rho_t, x_t = eta_
 
 After t every client returns at most once first, so at most N terms with tau(j,i) <= tau_max remain; with c |S_t| / (t + beta)
 x_j (1 + 1/alpha_j) = c (1 - nu) / (1 - nu (j + beta)). `largest_c` solves that, `printed_c` what the paper prints; docs/theory.md
-shows a run in which the printed one fails.
+shows where the printed one fails, and why rates under (*) have a bounded sum.
 """
 
 import math
