@@ -157,6 +157,16 @@ def test_recall_and_notes_of_a_network(capsys, tmp_path):
     assert (tmp_path / "net" / "theory-recall.png").is_file()
 
 
+def test_weighted_runs_are_drawn_without_bounds(capsys):
+    weighted = EXACT.replace("--rounds 30", "--rounds 4")
+    assert call(*f"run {weighted} --availability always --weighting samples --diagnose every=1 --out w".split()) == 0
+    assert call("report", "w") == 0
+    assert call("theory", "show", "w") == 0
+    assert "no bound: the paper's results are for clients that count equally" in capsys.readouterr().out
+    assert call("theory", "check", "w") == 2
+    assert "clients that count equally: this run was weighted by samples" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "answer"),
     [

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import mimicfl as mf
 from mimicfl.metrics.diagnostics import Diagnose, plan
@@ -149,6 +150,42 @@ def test_a_network_by_its_own_gradients(digits):
     assert found["L"] > 0
     assert found["sigma2"] > 0
     assert rows[3]["class_accuracy"]
+
+
+def images():
+    """Convolutions, BatchNorm and dropout, on images stored as bytes."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 255, size=(60, 1, 8, 8), dtype=np.uint8), rng.integers(0, 3, size=60)
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(0.3), nn.Linear(144, 3)]
+    split = [np.arange(60)[k::4] for k in range(4)]
+    return {"model": nn.Sequential(*layers), "data": mf.Data(x, y, x[:9], y[:9]), "split": split}
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+def test_layers_with_chance_and_buffers_are_taken_as_in_evaluation():
+    problem = images()
+    given = {"local": mf.LocalSGD(epochs=1, batch_size=5, lr=0.05), "availability": "static:0.7,warm_start=true"}
+    row = mf.simulate(**problem, rounds=3, diagnose="every=3", **given).rows[2]
+    model = mf.simulate(**problem, rounds=2, **given).model().eval()
+    g = []
+    for part in problem["split"]:
+        model.zero_grad()
+        nn.functional.cross_entropy(
+            model(problem["data"].inputs(problem["data"].x_train[part], torch.float32)), problem["data"].y_train[part]
+        ).backward()
+        g.append(torch.cat([p.grad.reshape(-1) for p in model.parameters()]).double())
+    assert row["diagnosis"]["grad2"] == pytest.approx(float(torch.stack(g).mean(dim=0).square().sum()), rel=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+def test_the_same_on_a_gpu(quadratic):
+    work = {"rounds": 2, "availability": "static:0.7,warm_start=true", "local": mf.LocalSGD(steps=1, batch_size=None)}
+    for problem, keys in ((quadratic, ("grad2", "gamma", "f", "E", "L")), (images(), ("grad2", "gamma", "f"))):  # dropout draws differ
+        found = [mf.simulate(**problem, **work, diagnose="every=1", device=device).rows[0]["diagnosis"] for device in ("cpu", "cuda")]
+        for key in keys:
+            assert found[1][key] == pytest.approx(found[0][key], rel=1e-3, abs=1e-6)
 
 
 def test_weights_by_samples(quadratic):

@@ -80,6 +80,7 @@ class Watch:
         self.linear = LinearModel.of(population, kind)
         self.L = float(self.linear.smoothness().max()) if self.linear else None
         self.last = _last_seen(available)
+        self.first = int(available.any(axis=1).argmax())
         self.kept: dict[str, Tensor] = {}
         self.pairs: dict[int, list[int]] = {}  # an earlier round -> clients whose next appearance is diagnosed
         self.until: dict[int, int] = {}  # ... and the last of those appearances
@@ -89,8 +90,8 @@ class Watch:
                 self.until[int(self.last[t, i])] = t
 
     def due(self, t: int) -> bool:
-        """The first round, every so many, and the last."""
-        return t == 0 or (t + 1) % self.plan.every == 0 or t + 1 == len(self.available)
+        """The first round with anybody in it, every so many, and the last."""
+        return t == self.first or (t + 1) % self.plan.every == 0 or t + 1 == len(self.available)
 
     def look(self, t: int, w: Tensor, buffers: dict[str, Tensor], state: Any) -> Look | None:
         """Before the server acts; None if this round is neither diagnosed nor needed later."""

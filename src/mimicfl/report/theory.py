@@ -66,14 +66,14 @@ def diagnosed(history: History) -> list[dict[str, Any]]:
 
 def rates(history: History, K: float) -> Rounds:
     """The run's rates in units of the mean gradient, and who was there."""
-    if history.config.get("weighting", "uniform") != "uniform":
-        raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
     scale = K if history.config.get("update", "sum") == "sum" else 1.0
     return Rounds(np.array([(row["global_lr"] or 1.0) * scale for row in history.rows]), history.available)
 
 
 def check(history: History, L: float, K: int, tau_max: int | None = None, nu: float | None = None) -> Check:
     """Which conditions of Theorems 1 and 2 hold in which rounds, for any schedule of rates."""
+    if not _uniform(history):
+        raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
     rounds = rates(history, K)
     local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
     phi = varphi(L, K, float(local.max()))
@@ -110,6 +110,10 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     tau, T = tau_max or rounds.tau_max, len(history.rows)
     c = largest_c(L, rounds.N, tau, T, float(T), None, K, float(local.max()))
     return Check(rounds, conditions, nu, tau, c, float(T), T, constant, no_mixing)
+
+
+def _uniform(history: History) -> bool:
+    return bool(history.config.get("weighting", "uniform") == "uniform")
 
 
 def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None) -> np.ndarray:
@@ -153,10 +157,13 @@ def bounded(history: History) -> Bounded | None:
     measured = weighted_mean(rounds.eta, held["grad2"])
     constants = [d["L"] for d in found if d["L"] is not None]
     lines: dict[str, np.ndarray] = {}
-    if not constants or found[0]["f_low"] is None:
-        notes.append(
-            "no bound: L is not known, add power=10 to diagnose for an estimate" if not constants else "no bound: the loss may be negative"
-        )
+    missing = {
+        "L is not known, add power=10 to diagnose for an estimate": not constants,
+        "a loss of one's own may be negative": found[0]["f_low"] is None,
+        "the paper's results are for clients that count equally": not _uniform(history),
+    }
+    if any(missing.values()):
+        notes.append("no bound: " + next(reason for reason, holds in missing.items() if holds))
     else:
         lines = _bounds(history, rounds, found, held, max(constants), K, notes)
         if found[0]["L_how"] == "estimate":
@@ -184,7 +191,7 @@ def _bounds(
             bound = theorem2(rounds, Delta, L, held["newcomers"], held["v2"], K, eta_L, sigma)
             if np.isfinite(bound[1:]).any():
                 lines["Theorem 2"] = bound
-            if sigma == 0 and rounds.available[0].all():
+            if sigma == 0 and rounds.available[0].all() and eta_L <= local_limit(L, K):
                 drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2's, over all clients
                 lines["mixing bound"] = mixing_bound(rounds, Delta, L, drift, K, eta_L)
             if not np.isfinite(bound).all():
