@@ -77,8 +77,9 @@ def results(folder: Path) -> str:
 
 def commands(page: Path) -> list[list[str]]:
     """The mimicfl command lines of a page."""
-    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)
-    return [shlex.split(line)[1:] for line in "".join(blocks).splitlines() if line.startswith("mimicfl ")]
+    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.removeprefix("$ ") for line in "".join(blocks).splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("mimicfl ")]
 
 
 def theory(folder: Path) -> None:

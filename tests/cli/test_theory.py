@@ -75,7 +75,7 @@ def test_what_fails_is_named_with_its_round(runs, capsys):
     [small] = [fails for name, (_, fails) in found.items() if name.startswith("eta_t <= 1/L")]
     assert small == "never"
     assert found["rho_t > 1"][1] == "never"
-    assert found["equation (*) of docs/theory.md, the gaps that happened"][1] == "0"
+    assert found["(*) of docs/theory.md, the gaps that happened"][1] == "0"
     assert "Theorem 2 is certified for the first 0 of 30 rounds" in text
     suggested = re.search(r"theory:c=([\d.e-]+),beta=30", text)
     history = read(RunFolder(runs / "mimic"))

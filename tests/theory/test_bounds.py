@@ -103,7 +103,7 @@ def test_with_noise_the_bounds_hold_in_the_mean():
 
 def test_without_the_bias_theorem1_fails():
     broken = 0
-    for seed in range(30):
+    for seed in range(16):
         rng = np.random.default_rng(seed)
         problem = quadratic(rng)
         available = availability(rng, 400, problem.N, p=0.3)
@@ -113,7 +113,7 @@ def test_without_the_bias_theorem1_fails():
         Delta = float(problem.f(problem.optimum + 0.1) - problem.f(problem.optimum))
         m = loop(problem, available, eta, problem.optimum + 0.1, "fedavg")
         broken += not holds(bounds.weighted_mean(rounds.eta, m["grad2"]), bounds.theorem1(rounds, Delta, problem.L, 0.0))
-    assert broken > 20
+    assert broken > 10
 
 
 def test_rates_above_one_over_L_break_what_theorem1_leaves_unsaid():
@@ -221,7 +221,7 @@ def test_theorem3_is_theorem2_with_that_gap():
 def test_mimic_goes_to_zero_where_fedavg_stays_above_its_floor():
     """FedAvg ends at the minimum of the objective weighted by who is there; its gradient there is the floor."""
     compared = 0
-    for seed in range(8):
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         N = 5
         problem = quadratic(rng, N=N, d=3, spread=2.0)
@@ -241,7 +241,7 @@ def test_mimic_goes_to_zero_where_fedavg_stays_above_its_floor():
         assert fedavg.mean() > 0.5 * floor
         assert mimic.max() < 1e-4 * min(1.0, floor)
         compared += 1
-    assert compared >= 5
+    assert compared >= 4
 
 
 @pytest.mark.parametrize(

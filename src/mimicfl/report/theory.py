@@ -94,7 +94,7 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
         Condition("everybody there in round 0", "Theorem 2, mixing", first, rounds.number[:1]),
         Condition("eta_L constant (if K > 1)", "Theorem 2, mixing", (local == local[0]) | (K == 1), rounds.number),
         Condition("rho_t > 1", "Theorem 2", falling, rounds.number[1:]),
-        Condition(f"equation (*) of docs/theory.md, {gaps}", "Theorem 2", enough, rounds.number),
+        Condition(f"(*) of docs/theory.md, {gaps}", "Theorem 2", enough, rounds.number),
         Condition(
             "the same as the paper prints it, (lr-2)", "(the paper)", _printed(rounds, L, K, float(local.max()), tau_max), rounds.number
         ),
