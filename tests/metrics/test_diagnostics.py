@@ -189,8 +189,11 @@ def test_the_same_on_a_gpu(quadratic):
 
 
 def test_weights_by_samples(quadratic):
+    """With another split or other weights the data's optimum is not the minimum of f, and no lower bound comes from it."""
     split = [part[: 3 + k] for k, part in enumerate(quadratic["split"])]
     problem = quadratic | {"split": split}
+    assert simulate(quadratic, "fedavg", 1, diagnose=1).rows[0]["diagnosis"]["f_low"] > 0
+    assert simulate(problem, "fedavg", 1, diagnose=1).rows[0]["diagnosis"]["f_low"] == 0
     found = simulate(problem, "fedavg", 1, weighting="samples", diagnose=1).rows[0]["diagnosis"]
     g, sizes = gradients(problem, np.zeros(5)), np.array([len(part) for part in split])
     assert found["grad2"] == pytest.approx(np.sum((sizes @ g / sizes.sum()) ** 2))

@@ -115,7 +115,9 @@ def watch(run: Run, diagnose: Any) -> None:
     population = Population(run.template, run.clients, run.loss, run.share)
     low = 0.0 if kind else None  # the built-in losses are never negative
     if run.optimum is not None:
-        low = float(population.share @ population.gradients(run.optimum)[0])
+        values, g = population.gradients(run.optimum)
+        if float(population.mean(g).norm()) <= 1e-5 * float(g.norm(dim=1).max()):  # other splits or weights have another minimum
+            low = float(population.share @ values)
     batches = [run.local.batch_sizes(int(size))[0] for size in run.clients.sizes]
     run.watch = Watch(wanted, population, run.available, batches, kind, low, run.seed)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..algorithms import Step
 from ..errors import Diverged, UsageError, whole
 from ..registry import parse
 from ..theory.constants import LinearModel, heterogeneity, power_iteration, sampled_variance
@@ -102,7 +103,7 @@ class Watch:
         memory = {f.name: _row_norm(getattr(state, f.name)) for f in fields(state) if getattr(state, f.name).ndim == 2}
         return Look(w.clone(), float(self.population.share @ values), g, memory, began)
 
-    def judge(self, t: int, seen: Look, w: Tensor, step: Any, active: Tensor, g: Tensor, buffers: dict[str, Tensor]) -> Diagnosis | None:
+    def judge(self, t: int, seen: Look, w: Tensor, step: Step, active: Tensor, g: Tensor, buffers: dict[str, Tensor]) -> Diagnosis | None:
         """After the server acted: the figures of this round, and what later rounds need of it."""
         scale = float(step.K.double().mean()) if step.update == "sum" else 1.0
         rate = step.eta * scale
