@@ -1,6 +1,6 @@
 """Make the parts of the documentation that are output: the command reference, the tables and the pictures.
 
-    make docs            # about two minutes on two cores
+    make docs            # about three minutes on two cores; docs/make.py --theory-only for docs/theory.md alone
 
 Everything is trained on the embedded digits, so anyone gets the same numbers from the commands printed beside them.
 """
@@ -8,20 +8,23 @@ Everything is trained on the embedded digits, so anyone gets the same numbers fr
 import contextlib
 import io
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
-from mimicfl import runner
+from mimicfl import compare, runner
 from mimicfl.cli.main import main, parser
 from mimicfl.cli.train import DEMO
 from mimicfl.config import from_dict
 from mimicfl.report.report import build
-from mimicfl.report.summary import verdict
+from mimicfl.report.summary import COLORS, TITLES, verdict
 from mimicfl.report.tables import lines
 
 DOCS = Path(__file__).parent
@@ -37,7 +40,7 @@ PATTERNS = {
 
 def reference() -> str:
     """docs/cli.md: what every --help prints."""
-    commands = ["demo", "run", "compare", "resume", "report", "data", "availability", "bench"]
+    commands = ["demo", "run", "compare", "sweep", "resume", "report", "data", "availability", "theory", "bench"]
     text = "# Command reference\n\nMade from `mimicfl COMMAND --help` by `make docs`.\n"
     for command in commands:
         shown = io.StringIO()
@@ -59,7 +62,7 @@ def results(folder: Path) -> str:
     )
     for k, (pattern, meaning) in enumerate(PATTERNS.items()):
         out = folder / f"study{k}"
-        runner.compare(from_dict(DEMO | {"availability": pattern}), runner.ALL, (0, 1, 2), out)
+        compare(from_dict(DEMO | {"availability": pattern}), runner.ALL, (0, 1, 2), out)
         report = build([out / runner.folder_name(a, s) for a in runner.ALL for s in (0, 1, 2)], out)
         text += f"\n## {pattern}\n\n{meaning[0].upper() + meaning[1:]}.\n\n"
         text += "| algorithm | test accuracy | swing |\n|---|---|---|\n"
@@ -70,6 +73,51 @@ def results(folder: Path) -> str:
             f'\n{verdict(report.groups)}\n\n```bash\nmimicfl compare --partition classes:2 --availability "{pattern}" --uploads 200\n```\n'
         )
     return text
+
+
+def commands(page: Path) -> list[list[str]]:
+    """The mimicfl command lines of a page."""
+    blocks = re.findall(r"```(?:bash|console)\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line.removeprefix("$ ") for line in "".join(blocks).splitlines()]
+    return [shlex.split(line)[1:] for line in lines if line.startswith("mimicfl ")]
+
+
+def theory(folder: Path) -> None:
+    """The pictures of docs/theory.md, from the commands printed in it, and what `theory check` says of the paper's rate."""
+    page = DOCS / "theory.md"
+    with contextlib.chdir(folder):
+        for command in commands(page):
+            shown = io.StringIO()
+            with contextlib.redirect_stdout(shown):
+                assert main(command) == 0, command
+            if command[:2] == ["theory", "check"] and command[2] == "runs/paper":
+                text = "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
+                before, _, rest = page.read_text().partition("<!-- check -->")
+                page.write_text(f"{before}<!-- check -->\n```text\n{text}\n```\n<!-- /check -->{rest.partition('<!-- /check -->')[2]}")
+    pictures = {"norms": "quadratic/theory-norms", "mixing": "mixing/theory-norms", "certificate": "mixing/theory-certificate"}
+    pictures |= {"digits": "digits/theory-errors", "recall": "digits/theory-recall"}
+    for name, source in pictures.items():
+        shutil.copy(folder / "runs" / f"{source}.png", DOCS / "pictures" / f"theory-{name}.png")
+    never_meet().savefig(DOCS / "pictures" / "never-meet.png", dpi=150)
+
+
+def never_meet() -> Figure:
+    """The runs of examples/never_meet.py."""
+    sys.path.insert(0, str(DOCS.parent / "examples"))
+    from never_meet import run, schedule
+
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.add_subplot()
+    for words, pattern, dashes in (("never meet", schedule(), "-"), ("meet every 30th round", schedule(30), "--")):
+        for algorithm in ("mifa", "mimic"):
+            distance = [row["distance"] for row in run(algorithm, pattern).rows]
+            axes.plot(distance, dashes, color=COLORS[algorithm], label=f"{TITLES[algorithm]}, clients {words}")
+    axes.set_xlabel("round")
+    axes.set_ylabel("distance to the minimum")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
 
 
 def photograph(page: Path, target: Path) -> None:
@@ -86,6 +134,9 @@ def photograph(page: Path, target: Path) -> None:
 if __name__ == "__main__":
     (DOCS / "cli.md").write_text(reference())
     if "--reference-only" not in sys.argv:
+        with tempfile.TemporaryDirectory() as folder:
+            theory(Path(folder))
+    if "--reference-only" not in sys.argv and "--theory-only" not in sys.argv:
         with tempfile.TemporaryDirectory() as folder:
             (DOCS / "results.md").write_text(results(Path(folder)))
             demo = Path(folder) / "study0"

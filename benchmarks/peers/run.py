@@ -42,6 +42,7 @@ def contestants() -> dict[str, list[str]]:
     torchrun = [str(python("pfl")), "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29571"]
     return {
         "mimicfl native": [sys.executable, str(HERE / "ours.py"), "{}", "native"],
+        "mimicfl workers": [sys.executable, str(HERE / "ours.py"), "{}", "workers"],
         "mimicfl plain": [sys.executable, str(HERE / "ours.py"), "{}", "plain"],
         "pfl-research, 2 processes": [*torchrun, str(HERE / "with_pfl.py"), "{}"],
         "Flower, 2 Ray actors": [str(python("flower")), str(HERE / "with_flower.py"), "{}"],

@@ -19,7 +19,7 @@ from .errors import UsageError, nearest, one_of, whole
 from .registry import parse
 
 # Settings that say how or where a run is made, not what it is.
-BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "data_path", "plugins")
+BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
 CUSTOMARY: dict[str, dict[str, Any]] = {
@@ -71,6 +71,9 @@ class Experiment:
     precision: str = setting("fp32", "of products on a GPU: fp32, tf32 or bf16", "NAME")
     dtype: str = setting("float32", "float32 or float64", "NAME")
     eval_every: int = setting(1, "test after every so many rounds", "R")
+    diagnose: str = setting(
+        "off", "look at every so many rounds how far the applied direction is from the true gradient: every=10, every=1,parts=false", "SPEC"
+    )
     state_budget: str = setting("auto", "GiB for per-client state on the device, or there and in host memory: 4 or 4,16", "GIB")
     checkpoint_every: int = setting(0, "rounds between checkpoints; 0: as often as 5 %% of the time allows", "R")
     plugins: list[str] = setting([], "Python files or modules to import first (own algorithms, patterns, models, datasets)", "FILE")

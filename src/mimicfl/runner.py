@@ -20,9 +20,11 @@ from .data.dataset import Data
 from .data.datasets import DATASETS, load
 from .engine.run import Run
 from .engine.simulate import simulate
+from .engine.watching import watch
 from .errors import UsageError
 from .local import models
 from .local.update import LocalSGD
+from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder
 from .registry import parse
@@ -42,7 +44,20 @@ def build(experiment: Experiment) -> dict[str, Any]:
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every", "precision", "state_budget")
+    names = (
+        "rounds",
+        "uploads",
+        "global_lr",
+        "update",
+        "weighting",
+        "seed",
+        "device",
+        "engine",
+        "eval_every",
+        "precision",
+        "state_budget",
+        "diagnose",
+    )
     return {
         "model": model,
         "data": data,
@@ -80,15 +95,21 @@ def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
         data_path=e.data_path and _absolute(e.data_path),
         availability=_with_absolute_file(e.availability),
     )
-    own = {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every")}
-    Run(**own)
+    Run(**own(arguments))
+    plan(arguments["diagnose"])
     return e, arguments
+
+
+def own(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments that make a run what it is."""
+    return {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every", "diagnose")}
 
 
 def begin(experiment: Experiment) -> tuple[Experiment, Run]:
     """The settled experiment, and its run before the first round."""
     e, arguments = settle(experiment)
-    run = Run(**{key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every")})
+    run = Run(**own(arguments))
+    watch(run, arguments["diagnose"])
     run.config = e.to_dict()
     return e, run
 

@@ -59,7 +59,7 @@ def test_every_setting_is_an_option(capsys):
     assert "--nonsense" not in offered
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "compare", "resume", "report", "data", "availability", "bench"])
+@pytest.mark.parametrize("command", ["demo", "run", "compare", "sweep", "resume", "report", "data", "availability", "bench"])
 def test_every_help_shows_an_example(capsys, command):
     with pytest.raises(SystemExit) as done:
         call(command, "--help")

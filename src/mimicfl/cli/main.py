@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .._version import __version__
 from ..errors import UsageError
-from . import look, train
+from . import look, theory, train
 from .options import Parser, add_settings
 
 
@@ -82,6 +82,21 @@ def parser() -> Parser:
     p.add_argument("name", nargs="?", help="fmnist or cifar10", metavar="NAME")
     p.add_argument("--path", help="folder that holds the files already", metavar="DIR")
     p.set_defaults(call=look.data)
+
+    p = command(
+        "theory",
+        "the paper's conditions and bounds beside a run",
+        "mimicfl theory check runs/first",
+        "mimicfl theory show runs/first --out pictures     (after a run with --diagnose every=10)",
+    )
+    p.add_argument("action", choices=["check", "show"], help="check: which conditions the rates satisfy; show: draw what was diagnosed")
+    p.add_argument("runs", nargs="+", help="run folders, or folders that hold them", metavar="RUN")
+    p.add_argument("--L", type=float, help="check: smoothness, if not to be computed", metavar="L")
+    p.add_argument("--K", type=int, help="check: local steps, if not to be computed", metavar="K")
+    p.add_argument("--tau-max", type=int, help="check: for any gaps up to this, not those that happened", metavar="TAU")
+    p.add_argument("--nu", type=float, help="check: the proof's nu (default: the best)", metavar="NU")
+    p.add_argument("--out", help="show: folder for the pictures (default: the first run's)", metavar="DIR")
+    p.set_defaults(call=theory.theory)
 
     p = command("bench", "time the engines on this machine", "mimicfl bench --model lenet --batch-size 16 --cohorts 3,30 --threads 2")
     p.add_argument("--model", default="lenet", help="a model by name (default lenet)", metavar="SPEC")

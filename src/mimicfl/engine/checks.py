@@ -4,6 +4,7 @@ import dataclasses
 import warnings
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -11,8 +12,10 @@ from ..data.clients import Holdout
 from ..data.dataset import Data
 from ..errors import UsageError
 from ..local.losses import Loss, cross_entropy
+from ..local.lr import check_certificate, theory
 from ..metrics.evaluate import correct
 from ..rows import Rows
+from ..theory.rounds import Rounds
 
 
 def pick_device(name: str) -> torch.device:
@@ -68,6 +71,15 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
             "GroupNorm has none and suits federated learning better",
             stacklevel=4,
         )
+
+
+def check_rate(run: Any) -> None:
+    """A global rate that was found from constants must fit the run it is used in."""
+    if isinstance(run.global_lr, theory) and run.global_lr.horizon is not None and run.available.any():
+        rounds = Rounds(np.ones(len(run.available)), run.available)
+        steps = max(len(run.local.batch_sizes(int(size))) for size in run.clients.sizes)
+        largest = max(run.local_lr(int(t), int(m)) for t, m in zip(rounds.number, rounds.m, strict=True))
+        check_certificate(run.global_lr, rounds, steps, largest, run.update)
 
 
 def check_state(state: Any, w: Tensor, before: Any, algorithm: object) -> None:

@@ -59,6 +59,8 @@ class Keeper:
         for field in fields(run.state):
             self._restore_field(tensors, field.name)
         run.buffers = {name: tensors[f"buffer.{name}"].to(run.device) for name in run.buffers}
+        if run.watch:
+            run.watch.kept = {k.removeprefix("watch."): v.to(run.device) for k, v in tensors.items() if k.startswith("watch.")}
         run.recount()
 
     def _restore_field(self, tensors: dict[str, Tensor], name: str) -> None:
@@ -101,6 +103,7 @@ class Keeper:
             parts = {f".{key}": part for key, part in value.tensors().items()} if isinstance(value, Rows) else {"": value}
             tensors |= {f"state.{field.name}{key}": part for key, part in parts.items()}
         tensors |= {f"buffer.{name}": value for name, value in run.buffers.items()}
+        tensors |= {f"watch.{name}": value for name, value in (run.watch.kept if run.watch else {}).items()}
         self.folder.save("checkpoint", tensors, **self._facts())
         self.saved_at = time.perf_counter()
         self.saving_took = self.saved_at - start

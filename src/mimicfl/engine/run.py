@@ -17,11 +17,12 @@ from ..errors import Diverged, UsageError, one_of, whole
 from ..local.losses import as_loss
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
+from ..metrics.diagnostics import Diagnosis, Watch
 from ..metrics.evaluate import Score, client_accuracy, evaluate
 from ..metrics.history import History, Row, read
 from ..params import Workspace, average_buffers
 from ..rows import Budget, Rows
-from .checks import check_model, check_state, pick_device
+from .checks import check_model, check_rate, check_state, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
 from .keeper import Keeper
@@ -76,6 +77,7 @@ class Run:
         self.uploads = whole("the algorithm's uploads", getattr(self.algorithm, "uploads", 1))
         self.downloads = whole("the algorithm's downloads", getattr(self.algorithm, "downloads", 1))
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
+        check_rate(self)
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
         fits = data.optimum is not None and len(data.optimum) == self.work.w.numel()
@@ -91,6 +93,8 @@ class Run:
         self.rows: list[Row] = []
         self.totals = dict.fromkeys(TOTALS, 0)
         self.score: Score | None = None  # of the model as it is now
+        self.watch: Watch | None = None  # looks at the rounds from the side, where that is asked for
+        self.diagnosis: Diagnosis | None = None  # of this round
         self.engine = "plain"
         self.config: dict[str, Any] = {}
         self.keeper: Keeper | None = None
@@ -148,10 +152,13 @@ class Run:
         weights = share / share.sum()
         g = answers.g if self.update == "sum" else answers.g / answers.K[:, None].to(answers.g.dtype)
         step = algorithms.Step(self.t, ask.eta, ask.eta_L, answers.K, weights, share, self.update)
+        seen = self.watch.look(self.t, ask.w, self.buffers, self.state) if self.watch else None
         before, self.state = self.state, self.algorithm.aggregate(self.state, active, g, step)
         check_state(self.state, ask.w, before, self.algorithm)
         if not bool(torch.isfinite(self.state.w).all()):
             raise Diverged(f"the global model is no longer finite in round {self.t} (global rate {ask.eta:g})")
+        if self.watch and seen:
+            self.diagnosis = self.watch.judge(self.t, seen, self.state.w, step, active, g, self.buffers)
         self.buffers = average_buffers(answers.buffers, weights)
         self._count(len(ask.active))
         self.score = None
@@ -186,6 +193,8 @@ class Run:
             if not np.isfinite(row["distance"]):
                 raise Diverged(f"the model has left the range of its numbers in round {self.t}")
         row["seconds"] = round(time.perf_counter() - self.began, 6)
+        if self.diagnosis is not None:
+            row["diagnosis"], self.diagnosis = self.diagnosis, None
         self.rows.append(row)
         if self.keeper is not None:
             self.keeper.append(row)
@@ -194,7 +203,7 @@ class Run:
     @property
     def due(self) -> bool:
         """Is the model to be tested after this round?"""
-        return (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds
+        return (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds or self.diagnosis is not None
 
     def _score(self) -> Score:
         if self.score is None:

@@ -14,6 +14,7 @@ from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
 from ..registry import describe
+from . import watching
 from .drive import Watch, drive
 from .pick import check_engine, pick
 from .run import Run
@@ -41,6 +42,7 @@ def simulate(
     precision: str = "fp32",
     state_budget: str = "auto",
     eval_every: int = 1,
+    diagnose: Any = None,
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
     progress: Progress | None = None,
@@ -64,6 +66,8 @@ def simulate(
     precision         of products on a GPU: "fp32", "tf32" or "bf16"
     state_budget      GiB for per-client state, "auto", "4" or "4,16" (on the device, in host memory); the rest goes to a file
     eval_every        test after every so many rounds, and after the last
+    diagnose          "every=10": at every tenth round the applied direction is set against the true gradient over all clients,
+                      see `mimicfl.metrics.diagnostics`; None or "off" costs nothing
     out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
                       goes on where it was and ends bit-equal to one never stopped
     checkpoint_every  rounds between checkpoints; None spends at most 5 % of the time on them
@@ -76,6 +80,7 @@ def simulate(
     how: dict[str, Any] = {"precision": precision, "state_budget": state_budget}
     run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work, **how)
     check_engine(engine, run.device)  # before anything is written
+    watching.watch(run, diagnose)
     run.config = config or _in_words(run, what)
     if out is not None:
         run.open(out, run.config, checkpoint_every)

@@ -14,6 +14,8 @@ from typing import Any
 
 from ..errors import UsageError, number
 from ..registry import Registry
+from ..theory.rates import largest_c
+from ..theory.rounds import Rounds
 
 Schedule = Callable[[int, int], float]
 RATES: Registry[Any] = Registry("learning rate")
@@ -54,16 +56,49 @@ class geometric:
 @RATES.register("theory")
 @dataclass(frozen=True)
 class theory:
-    """eta_t = c |S_t| / (t + beta), the form under which the paper proves convergence."""
+    """eta_t = c |S_t| / (t + beta), the form of the paper's Lemma 6.
 
-    c: float
+    Give c; or give the constants L, N, tau_max and the horizon T (with K > 1 local steps K and eta_L, too), and c is the largest for
+    which Theorem 2 holds up to the horizon, see `mimicfl.theory.rates.largest_c`. With both, c is checked. For `update="mean"`; with
+    "sum" an update is K times as long, so divide c by K.
+    """
+
+    c: float | None = None
     beta: float = 1.0
+    L: float | None = None
+    N: int | None = None
+    tau_max: int | None = None
+    horizon: int | None = None
+    nu: float | None = None
+    K: int = 1
+    eta_L: float | None = None
 
     def __post_init__(self) -> None:
-        number("c", self.c, low=0, open_low=True)
         number("beta", self.beta, low=0, open_low=True)
+        if self.c is not None:
+            number("c", self.c, low=0, open_low=True)
+        if any(value is not None for value in (self.L, self.N, self.tau_max, self.horizon)):
+            most = self._largest()
+            if self.c is not None and self.c > most * (1 + 1e-9):
+                raise UsageError(f"c={self.c:g} is above the largest with a certificate for these constants, {most:.6g}: leave c out")
+            object.__setattr__(self, "c", most if self.c is None else self.c)
+        elif self.c is None:
+            raise UsageError("the theory rate needs c, or the constants L, N, tau_max and horizon to find it")
+
+    def _largest(self) -> float:
+        needed = {"L": self.L, "N": self.N, "tau_max": self.tau_max, "horizon": self.horizon} | (
+            {"eta_L": self.eta_L} if self.K != 1 else {}
+        )
+        if missing := [name for name, value in needed.items() if value is None]:
+            raise UsageError(f"to find c for the theory rate, {missing[0]} is missing")
+        assert self.L is not None
+        assert self.N is not None
+        assert self.tau_max is not None
+        assert self.horizon is not None
+        return largest_c(self.L, self.N, self.tau_max, self.horizon, self.beta, self.nu, self.K, self.eta_L or 0.0)
 
     def __call__(self, t: int, active: int = 1) -> float:
+        assert self.c is not None
         return float(self.c * active / (t + self.beta))
 
 
@@ -81,6 +116,21 @@ def schedule(rate: Any) -> Schedule:
     if type(rate) in RATES.factories.values():
         return rate  # type: ignore[no-any-return]
     return Own(rate, _takes_two(rate))
+
+
+def check_certificate(rate: Schedule, rounds: Rounds, steps: int, local: float, update: str) -> None:
+    """A rate found from constants proves nothing about a run that exceeds them; `local` is the largest local rate."""
+    if not isinstance(rate, theory) or rate.horizon is None:
+        return
+    assert rate.N is not None
+    assert rate.tau_max is not None
+    length = int(rounds.number[-1]) + 1
+    facts = [("horizon", rate.horizon, length), ("N", rate.N, rounds.N), ("tau_max", rate.tau_max, rounds.tau_max), ("K", rate.K, steps)]
+    for name, given, found in [*facts, *([("eta_L", rate.eta_L or 0.0, local)] if steps > 1 else [])]:
+        if given < found:
+            raise UsageError(f"the theory rate was found for {name}={given:g}, this run has {found:g}: give {name}={found:g}")
+    if update == "sum" and steps > 1:
+        raise UsageError("the theory rate is found for update='mean': use that, or give c alone, divided by the local steps")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class History:
 
     A row holds: round, active (how many), clients (which), empty, local_lr, global_lr, train_loss, test_loss,
     test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploadings as the paper counts them),
-    vectors_up, vectors_down, bytes_up, bytes_down.
+    vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
     """
 
     rows: list[Row]

@@ -1,5 +1,7 @@
 """The report page: one HTML file with its data, style and script inside."""
 
+import base64
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from matplotlib.figure import Figure
 
 from ..availability import observe
 from ..files import write_text
@@ -16,11 +19,27 @@ from .summary import AXES, METRICS, Group, main_metric, series, verdict
 from .tables import HEADS, lines
 
 PAGE = Path(__file__).parent / "page"
+THEORY = {
+    "norms": "Squared norm of the true gradient over all clients, averaged with the rates as weights (thick), round by round (thin), "
+    "and what bounds it: Theorem 1 for FedAvg, Theorem 2 and the mixing bound for MimiC, for any algorithm Lemma 1 with its E_t.",
+    "errors": "How far the applied direction is from the true gradient, mean over seeds. Rounds with everybody there leave a gap.",
+    "parts": "The objective bias of whoever was there; what MimiC's correction consists of: A_1, the error of the round a client was last "
+    "there, and A_2, how its deviation has changed since (for other algorithms: what it would consist of); the clients' memory; staleness.",
+    "recall": "Recall by class over time: blue near 100 %, orange near 0.",
+    "certificate": "The rate, and where rates are certified: by Theorem 2 (Lemma 6), and by how fast the clients' memories mix.",
+}
 SHOWN_CLASSES = 6  # of a client, in the tooltip
 
 
-def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder], unfinished: str = "") -> Path:
-    """Write the page of these runs."""
+def write(
+    path: Path,
+    groups: Sequence[Group],
+    folders: Sequence[RunFolder],
+    unfinished: str = "",
+    theory: dict[str, Figure] | None = None,
+    notes: Sequence[str] = (),
+) -> Path:
+    """Write the page of these runs; `theory` are pictures of their diagnoses, and `notes` what to know about them."""
     page = jinja2.Environment(autoescape=True).from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]
     data = _data(groups)
@@ -34,6 +53,8 @@ def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder], unf
         colors=[g.color for g in groups],
         has_classes=any(g["classes"] for g in data["groups"]),
         has_clients=any(g["clients"] for g in data["groups"]),
+        theory=[(THEORY[name], embedded(picture)) for name, picture in (theory or {}).items()],
+        notes=notes,
         settings=_settings(configs),
         versions=_versions(folders),
         runs=[str(f.path) for f in folders],
@@ -45,6 +66,13 @@ def write(path: Path, groups: Sequence[Group], folders: Sequence[RunFolder], unf
     )
     write_text(path, text)
     return path
+
+
+def embedded(picture: Figure) -> str:
+    """A picture as an address that holds it."""
+    buffer = io.BytesIO()
+    picture.savefig(buffer, format="png", dpi=110)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _title(groups: Sequence[Group], configs: Sequence[dict[str, Any]]) -> str:

@@ -1,0 +1,206 @@
+"""What the theory says about a run on disk: which conditions its rates satisfy, and the bounds beside what was measured."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UsageError, number, whole
+from ..metrics.history import History
+from ..registry import parse
+from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weighted_mean
+from ..theory.mixing import certified_rounds, largest_constant, mixing_bound
+from ..theory.rates import best_nu, has, largest_c, needs, varphi
+from ..theory.rounds import Rounds
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition of a theorem, round by round."""
+
+    text: str
+    needed_by: str
+    holds: np.ndarray  # [rounds looked at]
+    number: np.ndarray  # and their numbers
+
+    @property
+    def fails_from(self) -> int | None:
+        broken = np.flatnonzero(~self.holds)
+        return int(self.number[broken[0]]) if len(broken) else None
+
+
+@dataclass(frozen=True)
+class Check:
+    """Everything `theory check` says."""
+
+    rounds: Rounds
+    conditions: list[Condition]
+    nu: float | None
+    tau_max: int
+    c: float  # the largest with a certificate for this run's length and constants, beta = rounds
+    beta: float
+    length: int  # of the run, empty rounds counted
+    constant: float | None  # the largest constant rate the mixing of this schedule certifies; None where that cannot be said
+    no_mixing: str  # ... and why
+
+    @property
+    def certified(self) -> int:
+        """Rounds up to which Theorem 2 holds without more."""
+        return self._until("Theorem 2")
+
+    @property
+    def mixed(self) -> int:
+        """Rounds up to which the mixing bound holds."""
+        return self._until("mixing") if self.constant else 0
+
+    def _until(self, name: str) -> int:
+        broken = [c.fails_from for c in self.conditions if name in c.needed_by and c.fails_from is not None]
+        return min(broken, default=self.length)
+
+
+def diagnosed(history: History) -> list[dict[str, Any]]:
+    """The diagnoses of a run, each with its round."""
+    return [{"round": row["round"], **row["diagnosis"]} for row in history.rows if "diagnosis" in row]
+
+
+def rates(history: History, K: float) -> Rounds:
+    """The run's rates in units of the mean gradient, and who was there."""
+    scale = K if history.config.get("update", "sum") == "sum" else 1.0
+    return Rounds(np.array([(row["global_lr"] or 1.0) * scale for row in history.rows]), history.available)
+
+
+def check(history: History, L: float, K: int, tau_max: int | None = None, nu: float | None = None) -> Check:
+    """Which conditions of Theorems 1 and 2 hold in which rounds, for any schedule of rates."""
+    if not _uniform(history):
+        raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
+    rounds = rates(history, K)
+    local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
+    phi = varphi(L, K, float(local.max()))
+    if tau_max is not None and whole("tau_max", tau_max) < rounds.tau_max:
+        raise UsageError(f"tau_max={tau_max} is smaller than the largest gap of the run, {rounds.tau_max}: give at least that")
+    falling = rounds.rho > 1 + 1e-12
+    known = rounds.head(int(np.argmin(falling)) + 1 if not falling.all() else rounds.T)
+    nu = best_nu(known, L, phi, tau_max) if nu is None else number("nu", nu, low=0, high=1, open_low=True)
+    enough = np.zeros(rounds.T, dtype=bool)
+    if nu is not None:
+        enough[: known.T] = has(known, L) >= needs(known, nu, phi, tau_max)
+    first = np.array([rounds.available[0].all()])
+    small = f"eta_L <= 1/(4 L K) = {local_limit(L, K):.3g}" if K > 1 else "eta_L small enough (K = 1: any is)"
+    gaps = "the gaps that happened" if tau_max is None else f"any gaps up to {tau_max}"
+    conditions = [
+        Condition(small, "Theorem 1", local <= local_limit(L, K), rounds.number),
+        Condition(f"eta_t <= 1/L = {1 / L:.3g}", "Theorem 1", rounds.eta <= 1 / L, rounds.number),
+        Condition("everybody there in round 0", "Theorem 2, mixing", first, rounds.number[:1]),
+        Condition("eta_L constant (if K > 1)", "Theorem 2, mixing", (local == local[0]) | (K == 1), rounds.number),
+        Condition("rho_t > 1", "Theorem 2", falling, rounds.number[1:]),
+        Condition(f"(*) of docs/theory.md, {gaps}", "Theorem 2", enough, rounds.number),
+        Condition(
+            "the same as the paper prints it, (lr-2)", "(the paper)", _printed(rounds, L, K, float(local.max()), tau_max), rounds.number
+        ),
+    ]
+    constant, no_mixing = None, ""
+    try:
+        covered = certified_rounds(rounds, L, K, float(local.max()))
+        constant = largest_constant(rounds, L, K, float(local.max()))
+        text = "rates small against how fast the clients mix"
+        conditions.append(Condition(text, "mixing", np.arange(rounds.T) < covered, rounds.number))
+    except UsageError as reason:
+        no_mixing = str(reason)
+    tau, T = tau_max or rounds.tau_max, len(history.rows)
+    c = largest_c(L, rounds.N, tau, T, float(T), None, K, float(local.max()))
+    return Check(rounds, conditions, nu, tau, c, float(T), T, constant, no_mixing)
+
+
+def _uniform(history: History) -> bool:
+    return bool(history.config.get("weighting", "uniform") == "uniform")
+
+
+def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None) -> np.ndarray:
+    """(lr-2) for the largest nu below every rho_t - 1, which is the easiest."""
+    room = float((rounds.rho - 1).min(initial=1.0))
+    if room <= 0:
+        return np.zeros(rounds.T, dtype=bool)
+    nu = 0.999 * room
+    right = (
+        (np.append(rounds.rho, 1.0) - nu) * varphi(L, K, eta_L, printed=True) * (tau_max or rounds.tau_max) * rounds.N / (2 * nu * rounds.m)
+    )
+    return np.asarray(has(rounds, L) / rounds.eta >= right)
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The weighted mean of the squared gradient norms, as measured, and bounds above it, over horizons."""
+
+    number: np.ndarray
+    measured: np.ndarray
+    grad2: np.ndarray
+    bounds: dict[str, np.ndarray]
+    notes: list[str]
+
+
+def bounded(history: History) -> Bounded | None:
+    """Measured and bounds for one diagnosed run; None where nothing was diagnosed."""
+    found = diagnosed(history)
+    if not found:
+        return None
+    K = round(float(np.mean([d["K"] for d in found])))
+    rounds = rates(history, K)
+    at = np.array([d["round"] for d in found])
+    place = np.maximum(np.searchsorted(at, rounds.number, side="right") - 1, 0)  # the last diagnosis up to each round
+    held = {key: np.array([d[key] for d in found], dtype=float)[place] for key in ("grad2", "v2", "E", "gamma", "newcomers")}
+    notes = (
+        [] if len(found) == rounds.T else ["between diagnosed rounds the last measured values are held: every=1 leaves nothing to guess"]
+    )
+    if any(abs(d["K"] - K) > 1e-9 for d in found):
+        notes.append(f"clients take different numbers of local steps, the theory has one K: {K}, their mean, stands for it")
+    measured = weighted_mean(rounds.eta, held["grad2"])
+    constants = [d["L"] for d in found if d["L"] is not None]
+    lines: dict[str, np.ndarray] = {}
+    missing = {
+        "L is not known, add power=10 to diagnose for an estimate": not constants,
+        "a loss of one's own may be negative": found[0]["f_low"] is None,
+        "the paper's results are for clients that count equally": not _uniform(history),
+    }
+    if any(missing.values()):
+        notes.append("no bound: " + next(reason for reason, holds in missing.items() if holds))
+    else:
+        lines = _bounds(history, rounds, found, held, max(constants), K, notes)
+        if found[0]["L_how"] == "estimate":
+            notes.append("L is an estimate from power iteration, and so are the bounds")
+    return Bounded(rounds.number, measured, held["grad2"], lines, notes)
+
+
+def _bounds(
+    history: History, rounds: Rounds, found: Sequence[dict[str, Any]], held: dict[str, np.ndarray], L: float, K: int, notes: list[str]
+) -> dict[str, np.ndarray]:
+    Delta = max(found[0]["f"] - found[0]["f_low"], 0.0)
+    sigma = max(d["sigma2"] for d in found) ** 0.5
+    local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
+    lines = {"Lemma 1 with the measured E_t": summed_lemma1(rounds, Delta, L, held["E"], held["v2"])}
+    kappa2 = np.array([max(d["kappa2"][i] for d in found) for i in range(rounds.N)])
+    algorithm = parse(str(history.config.get("algorithm", "")))[0]
+    try:
+        if algorithm == "fedavg":
+            active = rounds.available @ kappa2 / rounds.m
+            lines["Theorem 1"] = theorem1(rounds, Delta, L, held["gamma"], active, K, local, sigma)
+        if algorithm == "mimic" and K > 1 and len(set(local)) > 1:
+            notes.append("Theorem 2 needs a constant local rate if K > 1: give --lr a number and --global-lr the schedule")
+        elif algorithm == "mimic":
+            eta_L = float(local.max())
+            bound = theorem2(rounds, Delta, L, held["newcomers"], held["v2"], K, eta_L, sigma)
+            if np.isfinite(bound[1:]).any():
+                lines["Theorem 2"] = bound
+            if sigma == 0 and rounds.available[0].all() and eta_L <= local_limit(L, K):
+                drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2's, over all clients
+                lines["mixing bound"] = mixing_bound(rounds, Delta, L, drift, K, eta_L)
+            if not np.isfinite(bound).all():
+                notes.append(
+                    f"Theorem 2 says nothing from round {int(rounds.number[np.argmax(~np.isfinite(bound))])} on: rho_t > 1 fails there"
+                )
+    except UsageError as reason:
+        notes.append(str(reason))
+    if "mixing bound" in lines and np.isinf(lines["mixing bound"]).all():
+        del lines["mixing bound"]
+        notes.append("no mixing bound: the rates are too large against how fast the clients mix, see mimicfl theory check")
+    return lines

@@ -1,0 +1,185 @@
+"""Pictures of the theory: bounds above what was measured, the error of the direction, the rate and its certificate, the diagnoses."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from ..errors import UsageError
+from ..metrics.history import History
+from .figures import INK, subtitle
+from .summary import Group
+from .theory import Check, bounded, check, diagnosed
+
+GOOD, BAD = "#2a9d8f", "#e76f51"
+HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the page's colours for 0 to 100 %
+DASHES = {"Theorem 1": "--", "Theorem 2": "--", "mixing bound": "-.", "Lemma 1 with the measured E_t": ":"}
+
+
+def seen(groups: Sequence[Group]) -> list[Group]:
+    """The groups with a diagnosed run."""
+    kept = [Group(g.label, g.color, [run for run in g.runs if diagnosed(run)]) for g in groups]
+    return [g for g in kept if g.runs]
+
+
+def _axes(figure: Figure, position: tuple[int, int, int] = (1, 1, 1), *, log: bool = True, y: str = "") -> Axes:
+    axes = figure.add_subplot(*position)
+    if log:
+        axes.set_yscale("log")
+    axes.grid(color="#dddddd", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel("round")
+    axes.set_ylabel(y)
+    axes.margins(x=0.01)
+    return axes
+
+
+def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
+    """Measured gradient norms (solid) and what bounds them (dashed and dotted), for the first seed of each algorithm."""
+    figure = Figure(figsize=(8, 4.8), layout="constrained")
+    axes = _axes(figure, y="squared norm of grad f, weighted mean so far")
+    notes: dict[str, list[str]] = {}
+    for g in seen(groups):
+        found = bounded(g.runs[0])
+        assert found is not None
+        axes.plot(found.number, found.measured, color=g.color, linewidth=2.2, label=f"{g.label}, measured")
+        axes.plot(found.number, _visible(list(found.grad2)), color=g.color, linewidth=0.6, alpha=0.5)
+        for name, line in found.bounds.items():
+            axes.plot(found.number, line, DASHES[name], color=g.color, linewidth=1.4, label=f"{g.label}, {name}")
+        for note in found.notes:
+            notes.setdefault(note, []).append(g.label)
+    axes.set_title(f"{subtitle(groups)}\nthin: the norm in each round", fontsize=10, color=INK, loc="left")
+    axes.legend(frameon=False, fontsize=8, ncols=2)
+    return figure, [f"{', '.join(who)}: {note}." for note, who in notes.items()]
+
+
+def errors(groups: Sequence[Group]) -> Figure:
+    """E_t of all algorithms, mean over seeds."""
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    axes = _axes(figure, y="E_t = |v_t - grad f(w_t)|²")
+    for g in seen(groups):
+        x, y = _mean(g, "E")
+        axes.plot(x, y, color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=g.label)
+    axes.set_title(subtitle(groups), fontsize=10, color=INK, loc="left")
+    axes.legend(frameon=False)
+    return figure
+
+
+def _mean(g: Group, key: str) -> tuple[np.ndarray, np.ndarray]:
+    """A figure over the rounds that all seeds were diagnosed in and have it."""
+    tables = [{d["round"]: d[key] for d in diagnosed(run) if d[key] is not None} for run in g.runs]
+    shared = sorted(set.intersection(*map(set, tables)))
+    return np.array(shared), _visible([float(np.mean([table[t] for table in tables])) for t in shared])
+
+
+def _visible(y: Sequence[float]) -> np.ndarray:
+    """What is zero but for rounding (everybody was there) leaves a gap, or it would stretch a logarithmic axis beyond use."""
+    table = np.array(y, dtype=float)
+    return np.where(table > 1e-13 * table.max(initial=0.0), table, np.nan)
+
+
+def certificate(found: Check, L: float, title: str = "") -> Figure:
+    """The rate, the regions of certified rates, and how long the run's own rate is certified."""
+    r = found.rounds
+    figure = Figure(figsize=(8, 4.4), layout="constrained")
+    axes = _axes(figure, y="global rate eta_t, for mean gradients")
+    region = found.c * r.m / (r.number + found.beta)
+    low = min(float(r.eta.min()), float(region.min())) / 3
+    axes.axhline(1 / L, color="#999999", linewidth=1, linestyle=":", label="1/L")
+    axes.plot(r.number, r.eta, color=INK, linewidth=1.6, label="the run's rate")
+    if found.constant:
+        text = f"mixing: constant rates up to {found.constant:.3g}"
+        axes.fill_between(r.number, low, found.constant, color=GOOD, alpha=0.15, linewidth=0, label=text)
+    text = f"Theorem 2, tau_max = {found.tau_max}: c |S_t|/(t + {found.beta:g}), c up to {found.c:.3g}"
+    axes.fill_between(r.number, low, region, color=GOOD, alpha=0.45, linewidth=0, label=text)
+    until = max(found.certified, found.mixed)
+    axes.fill_between(r.number, low, 1.4 * low, where=r.number < until, color=GOOD, step="mid", linewidth=0)
+    axes.fill_between(r.number, low, 1.4 * low, where=r.number >= until, color=BAD, step="mid", linewidth=0)
+    axes.set_ylim(bottom=low)
+    axes.set_title(f"{title}\nstrip: green for horizons at which the run's own rate has a certificate", fontsize=9, color=INK, loc="left")
+    axes.legend(frameon=False, fontsize=8)
+    return figure
+
+
+def parts(groups: Sequence[Group]) -> Figure:
+    """Bias, the parts of the correction, memory and staleness over time."""
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    shown = seen(groups)
+    bias = _axes(figure, (2, 2, 1), y="objective bias gamma_t")
+    split = _axes(figure, (2, 2, 2), y="mean of |A_1|² and |A_2|² over S_t")
+    memory = _axes(figure, (2, 2, 3), y="rms norm of a client's memory")
+    stale = _axes(figure, (2, 2, 4), log=False, y="rounds since a client was there")
+    for g in shown:
+        bias.plot(*_mean(g, "gamma"), color=g.color, linewidth=1.5, label=g.label)
+        for key, line in (("A1", "-"), ("A2", "--")):
+            x, y = _mean(g, key)
+            if len(x):
+                split.plot(x, y, line, color=g.color, linewidth=1.4, label=f"{g.label} {key[0]}_{key[1]}")
+        rows = diagnosed(g.runs[0])
+        for name in rows[0]["memory"]:
+            memory.plot([d["round"] for d in rows], _visible([d["memory"][name] for d in rows]), color=g.color, label=f"{g.label} {name}_i")
+    if not memory.lines:
+        memory.text(0.5, 0.5, "these algorithms keep no memory of clients", transform=memory.transAxes, ha="center", color=INK)
+    rows = diagnosed(shown[0].runs[0])
+    for key, label, line in (("max", "longest", "-"), ("most", "90 % within", "--"), ("median", "median", ":")):
+        stale.plot([d["round"] for d in rows], [d["staleness"][key] for d in rows], line, color=INK, label=label)
+    for axes in (bias, split, memory, stale):
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def recall(groups: Sequence[Group]) -> Figure | None:
+    """Accuracy by class over time, one band of rows an algorithm, of its first seed."""
+    tables = []
+    for g in seen(groups):
+        rows = [row for row in g.runs[0].rows if "diagnosis" in row and row.get("class_accuracy")]
+        if rows:
+            tables.append((g.label, [row["round"] for row in rows], np.array([row["class_accuracy"] for row in rows], dtype=float)))
+    if not tables:
+        return None
+    figure = Figure(figsize=(8, 0.6 + 1.5 * len(tables)), layout="constrained")
+    axes = figure.subplots(len(tables), 1, sharex=True, squeeze=False)[:, 0]
+    for row, (label, rounds, table) in zip(axes, tables, strict=True):
+        edges = np.concatenate([[rounds[0] - 0.5], np.array(rounds) + 0.5])
+        image = row.pcolormesh(edges, np.arange(table.shape[1] + 1) - 0.5, 100 * table.T, cmap=HEAT, vmin=0, vmax=100)
+        row.set_ylabel(f"{label}\nclass")
+        row.set_yticks(range(table.shape[1]) if table.shape[1] <= 10 else [])
+        row.tick_params(axis="y", labelsize=6)
+    axes[-1].set_xlabel("round")
+    figure.colorbar(image, ax=list(axes), label="recall (%)")
+    return figure
+
+
+def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
+    """All pictures that these runs' diagnoses allow, by name, and notes to read beside them; nothing where nothing was diagnosed."""
+    shown = seen(groups)
+    if not shown:
+        return {}, []
+    first, notes = norms(shown)
+    pictures = {"norms": first, "errors": errors(shown), "parts": parts(shown)}
+    by_class = recall(shown)
+    if by_class is not None:
+        pictures["recall"] = by_class
+    try:
+        found = rate_of(shown)
+        if found is not None:
+            pictures["certificate"] = found
+    except UsageError as reason:
+        notes.append(f"{reason}.")
+    return pictures, notes
+
+
+def rate_of(groups: Sequence[Group]) -> Figure | None:
+    """The picture of the rate, of the first run whose L is known; MimiC's before others'."""
+    runs: list[History] = [g.runs[0] for g in sorted(groups, key=lambda g: not g.label.startswith("MimiC"))]
+    for run in runs:
+        rows = diagnosed(run)
+        known = [d["L"] for d in rows if d["L"] is not None]
+        if known:
+            K = round(float(np.mean([d["K"] for d in rows])))
+            title = f"{run.config.get('algorithm')}, rate {run.config.get('global_lr')}, local rate {run.config.get('lr')}"
+            return certificate(check(run, max(known), K), max(known), title)
+    return None

@@ -1,0 +1,41 @@
+"""Bounds beside measured curves, for runs of the simulator itself on the built-in problems."""
+
+import numpy as np
+import pytest
+
+import mimicfl as mf
+from mimicfl.report.theory import bounded, check, diagnosed
+
+WORK = {"num_clients": 6, "batch_size": "full", "update": "mean", "dtype": "float64", "rounds": 40, "diagnose": "every=1"}
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("dataset", ["synthetic:quadratic", "synthetic:logistic"])
+def test_bounds_hold_in_the_simulator(dataset, steps):
+    """Exact constants, rates within the mixing certificate, local rates within Lemma 2's condition."""
+    trial = mf.run(mf.Experiment(dataset=dataset, steps=steps, availability="static:0.6,warm_start=true", lr=1e-3, **WORK))
+    L = diagnosed(trial)[0]["L"]
+    assert diagnosed(trial)[0]["L_how"] == "exact"
+    lr = 0.9 / (4 * L * steps) if steps > 1 else 0.01
+    for row in trial.rows:
+        row["local_lr"] = lr
+    rate = 0.999 * check(trial, L, steps).constant
+    e = mf.Experiment(dataset=dataset, steps=steps, availability="static:0.6,warm_start=true", lr=lr, global_lr=rate, **WORK)
+    for algorithm, names in (("fedavg", {"Theorem 1"}), ("mimic", {"mixing bound"}), ("scaffold", set())):
+        found = bounded(mf.run(mf.Experiment(**e.to_dict() | {"algorithm": algorithm})))
+        assert names | {"Lemma 1 with the measured E_t"} <= set(found.bounds)
+        for name, line in found.bounds.items():
+            assert np.all(found.measured <= line * (1 + 1e-9)), (algorithm, name)
+        explained = found.bounds["Lemma 1 with the measured E_t"]
+        assert (found.measured / explained).max() > 0.3
+
+
+def test_a_run_with_noise_is_explained_by_its_own_errors():
+    """Lemma 1 holds along every path, batches and all."""
+    work = WORK | {"batch_size": 10, "update": "sum"}
+    for algorithm in ("fedavg", "mimic", "mifa", "scaffold", "fedprox"):
+        e = mf.Experiment(dataset="synthetic:quadratic", algorithm=algorithm, epochs=1, availability="static:0.4", lr=0.005, **work)
+        history = mf.run(e)
+        found = bounded(history)
+        assert diagnosed(history)[1]["sigma2"] > 0
+        assert np.all(found.measured <= found.bounds["Lemma 1 with the measured E_t"] * (1 + 1e-9)), algorithm

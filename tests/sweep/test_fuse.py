@@ -1,0 +1,106 @@
+"""Runs that train together end as the same runs do alone, keep their own folders, and leave when they are through."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import mimicfl as mf
+from mimicfl import runner
+from mimicfl.metrics.store import RunFolder
+from mimicfl.sweep import carry_out
+from mimicfl.sweep.fuse import groups
+
+
+class Stop(Exception):
+    pass
+
+
+def plan(**settings):
+    """Runs of different length, rates, availability and local work."""
+    base = mf.Experiment(rounds=6, dtype="float64", num_clients=8, epochs=2, **settings)
+    return {
+        "a": dataclasses.replace(base, algorithm="mimic", availability="static:0.5"),
+        "b": dataclasses.replace(base, algorithm="scaffold", rounds=3, seed=1),
+        "c": dataclasses.replace(base, algorithm="fedprox:mu=0.1", lr=0.02, epochs=1),
+    }
+
+
+@pytest.mark.parametrize("engine", ["plain", "batched"])
+def test_fused_runs_end_as_they_do_alone(engine):
+    wanted = plan(engine=engine)
+    said = []
+    together = carry_out(wanted, notice=said.append)
+    assert said == [f"engine {engine}"]  # one cohort for all
+    for name, e in wanted.items():
+        alone = mf.run(dataclasses.replace(e, engine="plain"))
+        torch.testing.assert_close(together[name].params, alone.params, rtol=1e-9, atol=1e-11)
+        assert [row["test_accuracy"] for row in together[name].rows] == [row["test_accuracy"] for row in alone.rows]
+        assert [row["clients"] for row in together[name].rows] == [row["clients"] for row in alone.rows]
+
+
+def test_native_runs_end_as_they_do_alone_to_the_bit():
+    wanted = {name: dataclasses.replace(e, engine="native", dtype="float32") for name, e in plan().items()}
+    together = carry_out(wanted)
+    for name, e in wanted.items():
+        assert torch.equal(together[name].params, mf.run(e).params)
+
+
+def test_a_stopped_sweep_goes_on_and_finished_runs_are_left_alone(tmp_path):
+    wanted = plan(checkpoint_every=1)
+
+    def stop(e, row, total):
+        if row["round"] == 4:
+            raise Stop
+
+    with pytest.raises(Stop):
+        carry_out(wanted, tmp_path, stop)
+    assert RunFolder(tmp_path / "b").finished  # it left the others when it was through
+    assert not RunFolder(tmp_path / "a").finished
+    made = (tmp_path / "b" / "final.safetensors").stat().st_mtime_ns
+    seen = []
+    found = carry_out(wanted, tmp_path, lambda e, row, total: seen.append((e.algorithm, row["round"])))
+    assert min(r for _, r in seen) >= 4
+    assert "scaffold" not in {a for a, _ in seen}
+    assert (tmp_path / "b" / "final.safetensors").stat().st_mtime_ns == made
+    for name, e in wanted.items():
+        assert torch.equal(found[name].params, mf.run(e).params)
+
+
+def test_one_that_diverges_leaves_the_others_alone(tmp_path):
+    wanted = plan()
+    wanted["bad"] = dataclasses.replace(wanted["a"], lr=1e200, seed=3)
+    with pytest.raises(
+        mf.Diverged, match=r"1 of 4 runs diverged, the others are finished: bad: .*lower the learning rate.*last good checkpoint"
+    ):
+        carry_out(wanted, tmp_path)
+    assert all(RunFolder(tmp_path / name).finished for name in plan())
+    assert not RunFolder(tmp_path / "bad").finished
+
+
+def test_a_mistake_in_the_last_run_is_found_before_the_first_begins(tmp_path):
+    wanted = plan()
+    wanted["bad"] = dataclasses.replace(wanted["a"], model="lenet")
+    with pytest.raises(mf.UsageError, match="LeNet needs images"):
+        carry_out(wanted, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_share_a_cohort_is_kept_apart(monkeypatch):
+    wanted = plan()
+    wanted["other model"] = dataclasses.replace(wanted["a"], model="mlp:5")
+    wanted["other batch"] = dataclasses.replace(wanted["a"], batch_size=7)
+    wanted["other data"] = dataclasses.replace(wanted["a"], dataset="synthetic:logistic")
+    runs = {name: runner.begin(e)[1] for name, e in wanted.items()}
+    assert groups(runs, dict.fromkeys(runs, "auto")) == [["a", "b", "c"], ["other model"], ["other batch"], ["other data"]]
+    monkeypatch.setattr("mimicfl.sweep.fuse.free_memory", lambda: 2 * 2 * runs["a"].work.w.numel() * 8 * 16)
+    assert groups({k: runs[k] for k in "abc"}, dict.fromkeys("abc", "auto")) == [["a", "b"], ["c"]]
+
+
+def test_diagnosed_runs_keep_their_figures_in_company():
+    wanted = {name: dataclasses.replace(e, diagnose="every=2") for name, e in plan().items()}
+    found = carry_out(wanted)
+    alone = mf.run(wanted["a"])
+    for ours, theirs in zip(found["a"].rows, alone.rows, strict=True):
+        assert ("diagnosis" in ours) == ("diagnosis" in theirs)
+    assert any("diagnosis" in row for row in found["a"].rows)
