@@ -4,7 +4,7 @@ The paper's letters are used here: w_t the model [d], g_i client i's update [m, 
 global rate, K the local steps. Per-client memory has one row a client, [N, d].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -81,3 +81,19 @@ def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
 def memory(w: Tensor, num_clients: int) -> Tensor:
     """One zero row a client, [N, d]."""
     return torch.zeros(num_clients, w.numel(), dtype=w.dtype, device=w.device)
+
+
+def pack(state: State) -> dict[str, Tensor]:
+    """A state as named tensors, ready for a file."""
+    return {f"state.{field.name}": getattr(state, field.name) for field in fields(state)}
+
+
+def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
+    """Put saved tensors back into a state made by `init`; what does not fit is refused, with `where` it was found."""
+    for field in fields(state):
+        saved, now = tensors.get(f"state.{field.name}"), getattr(state, field.name)
+        if saved is None or saved.shape != now.shape or saved.dtype != now.dtype:
+            raise UsageError(
+                f"the checkpoint in {where} does not fit this version of the algorithm (state.{field.name}): choose another folder"
+            )
+        setattr(state, field.name, saved.to(now.device))

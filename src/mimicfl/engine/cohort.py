@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from ..algorithms import Task
 from ..data.clients import Clients, Holdout
-from ..data.dataset import random_moves
 from ..errors import Diverged
 from ..local.losses import Loss
-from ..local.update import LocalSGD, local_update
+from ..local.train import train_client
+from ..local.update import LocalSGD
 from ..params import Workspace
-from ..seeds import stream, torch_stream
 
 
 @dataclass(frozen=True)
@@ -54,16 +53,19 @@ class PlainCohort:
         g = torch.empty(len(ask.active), ask.w.numel(), dtype=ask.w.dtype, device=ask.w.device)
         steps, losses, buffers = [], [], []
         for row, client in enumerate(ask.active.tolist()):
-            sizes = self.local.batch_sizes(int(self.clients.sizes[client]))
+            shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
+            self.work.load(ask.w, ask.buffers)
             try:
-                g[row], total = self._train_one(ask, row, client, sizes)
+                g[row], total, count = train_client(
+                    self.work, self.clients, client, self.local, self.loss, ask.seed, (ask.t, client), ask.eta_L, shift, ask.task.mu
+                )
             except Exception as error:
                 error.add_note(f"(while training client {client} in round {ask.t})")
                 raise
             if not bool(torch.isfinite(total) & torch.isfinite(g[row]).all()):
                 raise Diverged(f"the training loss is no longer finite in round {ask.t} at client {client} (local rate {ask.eta_L:g})")
-            steps.append(len(sizes))
-            losses.append(total / len(sizes))
+            steps.append(count)
+            losses.append(total / count)
             if ask.buffers:
                 buffers.append(self.work.buffers())
         stacked = {name: torch.stack([b[name] for b in buffers]) for name in ask.buffers}
@@ -71,12 +73,3 @@ class PlainCohort:
 
     def predictor(self, samples: Holdout) -> None:
         """No faster way to the outputs than the module itself."""
-
-    def _train_one(self, ask: Ask, row: int, client: int, sizes: list[int]) -> tuple[Tensor, Tensor]:
-        order = self.local.order(int(self.clients.sizes[client]), sizes, stream(ask.seed, "batches", ask.t, client))
-        moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client)) if self.clients.data.augment else None
-        shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
-        self.work.load(ask.w, ask.buffers)
-        with torch_stream(ask.seed, "layers", ask.t, client, device=self.clients.device):
-            batches = self.clients.batches(client, order, sizes, moves)
-            return local_update(self.work, batches, ask.eta_L, self.loss, shift, ask.task.mu)

@@ -6,7 +6,6 @@ import json
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from .. import availability as patterns
+from ..algorithms.base import pack, unpack
 from ..data.clients import Clients, Holdout
 from ..data.dataset import Data, as_split
 from ..errors import Diverged, UsageError, one_of, whole
@@ -216,20 +216,10 @@ class Run:
         if name == "final":
             return
         self.folder.keep_rows(self.rows)
-        for field in fields(self.state):
-            self._restore_field(tensors, field.name)
+        unpack(self.state, tensors, self.folder.path)
         self.buffers = {name: tensors[f"buffer.{name}"].to(self.device) for name in self.buffers}
         if self.rows:
             self.totals = {key: self.rows[-1][key] for key in TOTALS}
-
-    def _restore_field(self, tensors: dict[str, Tensor], name: str) -> None:
-        assert self.folder is not None
-        saved, now = tensors.get(f"state.{name}"), getattr(self.state, name)
-        if saved is None or saved.shape != now.shape or saved.dtype != now.dtype:
-            raise UsageError(
-                f"the checkpoint in {self.folder.path} does not fit this version of the algorithm (state.{name}): choose another folder"
-            )
-        setattr(self.state, name, saved.to(self.device))
 
     def _checkpoint_if_due(self) -> None:
         if self.every:
@@ -243,8 +233,7 @@ class Run:
         """Save the state as it is after the last recorded round."""
         assert self.folder is not None
         start = time.perf_counter()
-        tensors: dict[str, Tensor] = {f"state.{f.name}": getattr(self.state, f.name) for f in fields(self.state)}
-        tensors |= {f"buffer.{name}": value for name, value in self.buffers.items()}
+        tensors = pack(self.state) | {f"buffer.{name}": value for name, value in self.buffers.items()}
         self.folder.save("checkpoint", tensors, **self._facts())
         self.saved_at = time.perf_counter()
         self.saving_took = self.saved_at - start
