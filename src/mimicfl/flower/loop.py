@@ -1,0 +1,304 @@
+"""The round loop: asks who is idle, closes at the deadline or when enough answers are in, and remembers what became of everyone."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from ..availability import schedule
+from ..errors import Diverged, UsageError, number
+from ..seeds import stream
+from .journal import Journal
+from .post import Post, Sent
+from .roster import Roster
+from .server import natural
+from .wire import Refused, Update, size
+
+if TYPE_CHECKING:
+    from .strategy import Federated
+
+log = logging.getLogger("flwr")
+_LATE = (("late", "counted"), ("refused_late", "refused"))
+SAY_EVERY = 15.0  # seconds between two sentences about waiting
+
+
+@dataclass
+class Round:
+    """What became of one round."""
+
+    t: int
+    began: float
+    sent: dict[str, Sent] = field(default_factory=dict)
+    updates: dict[str, Update] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  # client -> why it is not counted
+    late: dict[str, int] = field(default_factory=dict)  # client -> the earlier round that its counted answer was for
+    stale: dict[str, int] = field(default_factory=dict)  # client -> the earlier round that its refused answer was for
+    contents: list[RecordDict] = field(default_factory=list)
+    bytes_up: int = 0
+    bytes_down: int = 0
+    vectors_up: int = 0
+    vectors_down: int = 0
+    eta_L: float | None = None
+    eta: float | None = None
+
+    @property
+    def waiting(self) -> set[str]:
+        return {c for c, s in self.sent.items() if c not in self.updates and c not in self.failed and s.t == self.t}
+
+
+class Loop:
+    """One `start`: from where the folder says to `num_rounds`."""
+
+    def __init__(
+        self,
+        strategy: "Federated",
+        grid: Grid,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> None:
+        self.s, self.grid, self.timeout = strategy, grid, number("timeout", timeout, low=0, open_low=True)
+        self.train_config, self.evaluate_config = dict(train_config or {}), evaluate_config or ConfigRecord()
+        self.evaluate_fn = evaluate_fn
+        self.post = Post(grid, strategy.poll)
+        self.roster = Roster(grid, self.post, strategy.ask_names)
+        self.result = Result()
+
+    def run(self, initial_arrays: ArrayRecord, num_rounds: int) -> Result:
+        s = self.s
+        s.begin(initial_arrays)
+        layout = s.form.layout.describe()
+        self.journal = Journal(s.folder, s.words)
+        try:
+            saved = self.journal.restore(layout)
+            if saved is not None:
+                s.form.load(*saved, self.journal.folder and self.journal.folder.path)
+                log.info("resumed after round %s from %s", self.journal.t, s.folder)
+            else:
+                self.journal.save(*s.form.save(), layout)  # a good one from the first moment, with the experiment's name
+            s.form.experiment = self.journal.experiment
+            if self.journal.t < num_rounds:
+                self.journal.reopen()
+            self.result.arrays = s.form.arrays()
+            self.present = None if s.pattern is None else schedule(s.pattern, num_rounds, s.num_clients or 1, s.seed)
+            if self.evaluate_fn and self.journal.t == 0:
+                self._keep_score(0)
+            while self.journal.t < num_rounds:
+                self._round(num_rounds, layout)
+            self.journal.finish(s.form.w, s.form.buffers)
+            return self.result
+        finally:
+            self.journal.close()
+
+    # -- one round -----------------------------------------------------------------------------------------------
+
+    def _round(self, num_rounds: int, layout: str) -> None:
+        s, t = self.s, self.journal.t
+        self.now = Round(t, time.monotonic())
+        clients = self._gather(t)
+        if clients or self.now.updates:
+            s.form.run_round(self, clients) if hasattr(s.form, "run_round") else self._exchange(clients)
+        now = self.now
+        if not bool(np.isfinite(s.form.w.numpy()).all()):
+            raise Diverged(f"the global model is no longer finite in round {t + 1}: lower the learning rate")
+        self.result.arrays = s.form.arrays()
+        metrics = s.metrics(now.contents)
+        if metrics is not None:
+            self.result.train_metrics_clientapp[t + 1] = metrics
+        if s.fraction_evaluate > 0 and clients:
+            self._evaluate_at_clients(t)
+        score = self._keep_score(t + 1) if self.evaluate_fn else None
+        self.journal.add(self._row(now, score))
+        self.journal.save(*s.form.save(), layout)
+        self._say(now, num_rounds)
+
+    def _gather(self, t: int) -> dict[str, int]:
+        """Wait until there is somebody to ask, then choose whom: client -> node."""
+        s = self.s
+        first = t == 0
+        need = max(s.wait_for if first else 1, s.min_train_nodes)
+        if self.present is not None:
+            need = s.num_clients or 1  # virtual clients are always online; the pattern decides who is asked
+        began = said = time.monotonic()
+        while True:
+            self.look()
+            # Whose late answer is counted in this round is not asked again in it.
+            idle = {client: node for client, node in self.roster.idle().items() if client not in self.now.updates}
+            if len(idle) + len(self.now.updates) >= need:
+                break
+            if s.patience is not None and time.monotonic() - began > s.patience:
+                raise UsageError(
+                    f"waited {s.patience:g} s for {need} idle client(s), {len(idle)} are there: start SuperNodes, or lower wait_for; "
+                    "what was trained is kept"
+                )
+            if time.monotonic() - said > SAY_EVERY:
+                said = time.monotonic()
+                log.info("round %s waits for %s idle client(s): %s are there, %s busy", t + 1, need, len(idle), len(self.post.busy))
+            time.sleep(s.poll)
+        self.now.began = time.monotonic()
+        if self.present is not None:
+            there = {str(i) for i in np.flatnonzero(self.present[t])}
+            return {client: node for client, node in idle.items() if client in there}
+        names = sorted(idle, key=natural)
+        count = max(math.ceil(s.fraction_train * len(names) - 1e-9), min(s.min_train_nodes, len(names)))
+        chosen = stream(s.seed, "sample", t).permutation(len(names))[:count] if count < len(names) else range(len(names))
+        return {names[k]: idle[names[k]] for k in sorted(chosen)}
+
+    def _exchange(self, clients: dict[str, int]) -> None:
+        """Letters out, answers in, and what they come to."""
+        s, now = self.s, self.now
+        deadline = now.began + self.timeout
+        admitted = [client for client in clients if self._admit(client)]
+        asked, letters = s.ask(now.t, admitted, s.form.arrays(), self.train_config)
+        sent = {client: Sent(clients[client], client, "train", now.t, asked) for client in letters}
+        # Refused late answers need no delivery after the deadline: the SuperLink may drop the message.
+        ttl = self.timeout + 5 if s.late == "refuse" else None
+        lost = self.post.send([(letters[client], sent[client]) for client in letters], MessageType.TRAIN, ttl)
+        now.sent, now.eta_L = sent, asked.eta_L
+        now.failed |= {letter.client: "the SuperLink did not take the message" for letter in lost}
+        for client in letters:
+            self.count_down(letters[client])
+        enough = self._enough(len(sent))
+        while now.waiting and len(now.updates) < enough:
+            self.look()
+            if not now.waiting or len(now.updates) >= enough or not self.post.rest(deadline):
+                break
+        closed = "the round had enough answers" if len(now.updates) >= enough else "no answer in time"
+        now.failed |= dict.fromkeys(now.waiting, closed)
+        now.eta = s.tell(now.t, asked.eta_L, now.updates)
+
+    def _admit(self, client: str) -> bool:
+        try:
+            self.s.form.row(client)
+        except Refused as why:
+            self.now.failed[client] = str(why)
+            return False
+        return True
+
+    def _enough(self, sent: int) -> int:
+        e = self.s.enough
+        return sent if e is None else max(1, math.ceil(e * sent - 1e-9) if isinstance(e, float) and e <= 1 else int(e))
+
+    def look(self, kind: str = "") -> list[tuple[Sent, Message]]:
+        """Whatever has arrived goes where it belongs; answers of this kind are the caller's."""
+        self.roster.refresh()
+        mine = []
+        for sent, reply in self.post.collect():
+            if sent.kind == "hello":
+                for letter in self.roster.hear(sent, reply):
+                    if letter.t == self.now.t and letter.client in self.now.waiting:
+                        self.now.failed[letter.client] = "it went away and came back"
+            elif sent.kind == "train":
+                self._take(sent, reply)
+            elif sent.kind == kind:
+                mine.append((sent, reply))
+        return mine
+
+    def _take(self, sent: Sent, reply: Message) -> None:
+        now, client = self.now, sent.client
+        on_time = sent.t == now.t
+        if not on_time and (self.s.late == "refuse" or client in now.updates):
+            if not reply.has_error():
+                now.stale[client] = sent.t
+            return
+        try:
+            update = self.s.read(sent, reply)
+        except Refused as why:
+            if on_time:
+                now.failed[client] = str(why)
+            return
+        now.updates[client] = update
+        now.contents.append(reply.content)
+        for record in reply.content.array_records.values():
+            now.bytes_up += size(record)
+            now.vectors_up += 1
+        if not on_time:
+            now.late[client] = sent.t
+
+    def count_down(self, letter: RecordDict) -> None:
+        for record in letter.array_records.values():
+            self.now.bytes_down += size(record)
+            self.now.vectors_down += 1
+
+    # -- afterwards ----------------------------------------------------------------------------------------------
+
+    def _evaluate_at_clients(self, t: int) -> None:
+        """Federated evaluation among the idle, as Flower does; whoever is silent at the deadline is left out."""
+        s = self.s
+        self.roster.refresh()
+        idle = self.roster.idle()
+        names = sorted(idle, key=natural)[: max(math.ceil(s.fraction_evaluate * len(idle)), s.min_evaluate_nodes)]
+        content = RecordDict(
+            {s.arrayrecord_key: self.result.arrays, s.configrecord_key: ConfigRecord(dict(self.evaluate_config) | {"server-round": t + 1})}
+        )
+        self.post.send([(content, Sent(idle[c], c, "evaluate", t)) for c in names], MessageType.EVALUATE, self.timeout + 5)
+        deadline, replies = time.monotonic() + self.timeout, []
+        while any(sent.kind == "evaluate" and sent.t == t for sent in self.post.under_way.values()):
+            replies += [reply for sent, reply in self.look("evaluate") if sent.t == t]
+            if not self.post.rest(deadline):
+                break
+        found = s.aggregate_evaluate(t + 1, replies) if any(not r.has_error() for r in replies) else None
+        if found is not None:
+            self.result.evaluate_metrics_clientapp[t + 1] = found
+
+    def _keep_score(self, server_round: int) -> MetricRecord | None:
+        assert self.evaluate_fn is not None
+        score = self.evaluate_fn(server_round, self.result.arrays)
+        if score is not None:
+            self.result.evaluate_metrics_serverapp[server_round] = score
+        return score
+
+    def _row(self, now: Round, score: MetricRecord | None) -> dict[str, Any]:
+        totals = self.journal.totals
+        added = {"uploads": getattr(self.s.algorithm, "uploads", 1) if now.updates else 0}
+        added |= {key: getattr(now, key) for key in totals if key != "uploads"}
+        self.journal.totals = totals = {key: totals[key] + added[key] for key in totals}
+        losses = [u.loss for u in now.updates.values() if u.loss is not None]
+        told: dict[str, Any] = dict(score or {})
+        clients = sorted(now.updates, key=natural)
+        return {
+            "round": now.t,
+            "active": len(clients),
+            "clients": sorted(self.s.form.row(client) for client in clients),
+            "empty": not clients,
+            "local_lr": now.eta_L,
+            "global_lr": now.eta,
+            **totals,
+            "train_loss": float(np.mean(losses)) if losses else None,
+            "test_loss": _number(told, "test_loss", "loss"),
+            "test_accuracy": _number(told, "test_accuracy", "accuracy"),
+            "class_accuracy": None,
+            "seconds": round(time.monotonic() - now.began, 3),
+            "sent": sorted(now.sent, key=natural),
+            "answered": clients,
+            "failed": now.failed,
+            "late": now.late,
+            "refused_late": now.stale,
+        }
+
+    def _say(self, now: Round, num_rounds: int) -> None:
+        row = self.journal.rows[-1]
+        log.info(
+            "[round %s/%s] asked %s, counted %s, left out %s%s (%.1f s)",
+            now.t + 1,
+            num_rounds,
+            len(row["sent"]),
+            ", ".join(row["answered"]) or "nobody",
+            json.dumps(now.failed, ensure_ascii=False) if now.failed else "nobody",
+            "".join(f"; late answer of {c} for round {k + 1} {what}" for group, what in _LATE for c, k in row[group].items()),
+            row["seconds"],
+        )
+
+
+def _number(told: dict[str, Any], *keys: str) -> float | None:
+    found = next((told[key] for key in keys if isinstance(told.get(key), (int, float))), None)
+    return None if found is None or not math.isfinite(found) else float(found)

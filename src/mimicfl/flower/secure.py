@@ -1,0 +1,238 @@
+"""MimiC's client form over Flower's SecAgg+: the server learns the sum of the corrected updates and who was part of it.
+
+Two things are added to the protocol as Flower ships it; docs/flower.md has the argument.
+
+- A round survives clients that drop out before they have shared their keys. Flower's workflow demands the shares of everybody
+  it first addressed and gives up; here the set shrinks from stage to stage, as in the protocol of Bonawitz et al. (2017), and the
+  threshold stays the number it was at the beginning.
+- Masks are drawn from SHAKE-256 with the whole 256-bit seed. Flower folds the seed to 32 bits for a Mersenne Twister, which
+  anyone who sees a masked vector could search through.
+"""
+
+import hashlib
+import importlib.util
+import math
+import time
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.common import Code, FitIns, FitRes, Parameters, Status, bytes_to_ndarray, ndarrays_to_parameters
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
+
+from ..errors import UsageError, number
+from .held import is_lost
+from .ledger import ClientForm
+from .post import Sent, reason
+from .wire import OURS, UPDATE, Refused, Update
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+STAGES = {Stage.SETUP: "setup", Stage.SHARE_KEYS: "sharing keys", Stage.COLLECT_MASKED_VECTORS: "training", Stage.UNMASK: "unmasking"}
+
+
+def mask(seed: bytes, modulus: int, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    """Numbers uniform on 0..modulus-1 (a power of two, at most 2^32) that nobody can tell from chance without the seed."""
+    counts = [math.prod(shape) for shape in shapes]
+    stream = np.frombuffer(hashlib.shake_256(b"mimicfl mask" + seed).digest(4 * sum(counts)), dtype="<u4")
+    parts = np.split(stream.astype(np.int64) & (modulus - 1), np.cumsum(counts)[:-1])
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _own_copy(name: str) -> ModuleType:
+    """A copy of a module of Flower's whose masks are ours; the original, which other apps may use, is left alone."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not hasattr(module, "pseudo_rand_gen"):
+        raise UsageError("this version of flwr draws its masks elsewhere: secure aggregation needs flwr 1.41 or 1.42")
+    module.pseudo_rand_gen = mask  # type: ignore[attr-defined]
+    return module
+
+
+_client: Any = _own_copy("flwr.client.mod.secure_aggregation.secaggplus_mod")
+_server: Any = _own_copy("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
+
+
+# -- the client --------------------------------------------------------------------------------------------------
+
+
+class _Lost(Exception):
+    def __init__(self, reply: Message) -> None:
+        self.reply = reply
+
+
+def guarded(message: Message, context: Context, call_next: Any) -> Message:
+    """The client's mod: plain letters pass; those of a secure round go through the protocol, after checks of what is asked."""
+    asked = message.content.config_records.get(RECORD_KEY_CONFIGS)
+    if asked is None:
+        return call_next(message, context)  # type: ignore[no-any-return]
+    stage = asked.get(Key.STAGE)
+    if stage == Stage.SETUP:
+        n, threshold = asked.get(Key.SAMPLE_NUMBER), asked.get(Key.THRESHOLD)
+        if not isinstance(n, int) or not isinstance(threshold, int) or threshold < 2 or 2 * threshold <= n:
+            raise UsageError(f"the server asks for a threshold of {threshold} among {n}: this client takes part above one half only")
+    if stage == Stage.UNMASK:
+        active, dead = (set(asked.get(key, [])) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))  # type: ignore[arg-type]
+        if active & dead:
+            raise UsageError("the server asks for both secrets of one client, which would unmask it: refused")
+
+    def train(inner: Message, inner_context: Context) -> Message:
+        reply = call_next(inner, inner_context)
+        if is_lost(reply.content):
+            raise _Lost(reply)
+        return _as_fit_result(reply, inner)
+
+    try:
+        return _client.secaggplus_mod(message, context, train)  # type: ignore[no-any-return]
+    except _Lost as lost:
+        return lost.reply
+
+
+def _as_fit_result(reply: Message, message: Message) -> Message:
+    """The update in the form that the protocol masks; no metrics, since they would travel in clear."""
+    arrays = [reply.content[UPDATE]["g"].numpy()]
+    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), 1, {})
+    content = fitres_to_recorddict(result, False)
+    content[OURS] = reply.content[OURS]
+    return Message(content, reply_to=message)
+
+
+# -- the server --------------------------------------------------------------------------------------------------
+
+
+class SecureForm(ClientForm):
+    """`threshold` is the share of the clients asked that must see a round through: above one half, or it proves nothing.
+
+    `clip` bounds |g + c| in every coordinate; a client beyond it refuses to answer, rather than send something else.
+    """
+
+    name = "secure"
+
+    def __init__(self, *, threshold: float = 2 / 3, clip: float = 8.0, update: str = "sum", num_clients: int | None = None) -> None:
+        super().__init__(update=update, num_clients=num_clients)
+        self.threshold = number("threshold", threshold, low=0.5, high=1, open_low=True)
+        self.clip = number("clip", clip, low=0, open_low=True)
+
+    def begin(self, layout: Any, arrays: Any) -> None:
+        super().begin(layout, arrays)
+        if self.buffers:
+            name = next(iter(self.buffers))
+            raise UsageError(f"secure aggregation sums parameters only, this model carries {name!r} beside them: use GroupNorm")
+
+    def _more(self) -> dict[str, float]:
+        return {"clip": self.clip}
+
+    def run_round(self, loop: "Loop", clients: dict[str, int]) -> None:
+        """One round; if too few see it through, nothing is learned and nothing changes."""
+        now, s = loop.now, loop.s
+        asked, letters = s.ask(now.t, list(clients), self.arrays(), loop.train_config)
+        now.sent = {client: Sent(clients[client], client, "secure", now.t, asked) for client in letters}
+        now.eta_L = asked.eta_L
+        needed = max(2, math.floor(self.threshold * len(clients)) + 1 if self.threshold < 1 else len(clients))
+        if len(clients) < 3 or needed > len(clients):
+            now.failed |= dict.fromkeys(clients, f"secure aggregation needs at least 3 clients, {len(clients)} are there")
+            return
+        round_ = SecureRound(self, loop, {node: letters[client] for client, node in clients.items()}, needed)
+        v = round_.run()
+        names = {node: client for client, node in clients.items()}
+        counted = sorted(names[node] for node in round_.counted) if v is not None else []
+        now.failed |= {client: round_.why.get(client, "the secure round was refused") for client in clients if client not in counted}
+        if v is None:
+            return
+        for client in counted:
+            self.echo[client] = self.ticket
+            now.updates[client] = Update(torch.empty(0))
+        now.eta = asked.eta_L if s.global_lr is None else s.global_lr(now.t, len(counted))
+        self.count(now.t, counted, v.to(self.w.dtype), now.eta)
+
+
+class SecureRound:
+    """The four stages. It stands in for the grid that Flower's workflow talks to, and for the strategy behind it."""
+
+    def __init__(self, form: SecureForm, loop: "Loop", letters: dict[int, RecordDict], threshold: int) -> None:
+        self.form, self.loop, self.letters = form, loop, letters
+        self.names = {sent.node: client for client, sent in loop.now.sent.items()}
+        # As fine as the modulus allows: the sum of all clients' levels must stay below 2^32.
+        levels = 2 ** min(28, 31 - math.ceil(math.log2(len(letters) + 1)))
+        workflow = _server.SecAggPlusWorkflow
+        self.flow = workflow(len(letters), threshold, max_weight=1.0, clipping_range=float(form.clip), quantization_range=levels, timeout=None)
+        self.why: dict[str, str] = {}
+        self.counted: set[int] = set()
+        self.mean: torch.Tensor | None = None
+
+    def run(self) -> torch.Tensor | None:
+        """The mean of the corrected updates, or None if the round was refused."""
+        state, context = _server.WorkflowState(), self._context()
+        for stage in (self.flow.setup_stage, self.flow.share_keys_stage, self.flow.collect_masked_vectors_stage, self.flow.unmask_stage):
+            if not stage(self, context, state):
+                return None
+            if stage in (self.flow.setup_stage, self.flow.share_keys_stage):
+                # Those who are still here; nobody masks with, or holds shares of, anybody else. The threshold stays.
+                alive = state.active_node_ids
+                state.sampled_node_ids = set(alive)
+                state.nid_to_neighbours = {node: state.nid_to_neighbours[node] & alive for node in alive}
+            if stage == self.flow.setup_stage:
+                state.nid_to_fitins = {node: self.letters[node] for node in state.active_node_ids}
+            if stage == self.flow.collect_masked_vectors_stage:
+                self.counted = set(state.active_node_ids)
+        return self.mean
+
+    def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
+        """What the workflow asks of a grid: answers of those who gave a good one in time."""
+        post, now = self.loop.post, self.loop.now
+        stage = str(messages[0].content.config_records[RECORD_KEY_CONFIGS][Key.STAGE]) if messages else Stage.SETUP
+        letters = [(m.content, Sent(m.metadata.dst_node_id, self.names[m.metadata.dst_node_id], "secure", now.t, stage)) for m in messages]
+        for content, _ in letters:
+            self.loop.count_down(content)
+        until = time.monotonic() + self.loop.timeout
+        waiting = {sent.client for _, sent in letters} - {sent.client for sent in post.send(letters, MessageType.TRAIN, self.loop.timeout + 5)}
+        good: list[Message] = []
+        while waiting:
+            for sent, reply in self.loop.look("secure"):
+                if sent.about == stage and sent.client in waiting:
+                    waiting.discard(sent.client)
+                    if self._fine(sent, reply, stage):
+                        good.append(reply)
+            if waiting and not post.rest(until):
+                break
+        self.why |= {client: f"no answer in time while {STAGES[stage]}" for client in waiting}
+        return good
+
+    def _fine(self, sent: Sent, reply: Message, stage: str) -> bool:
+        try:
+            if reply.has_error():
+                raise Refused(f"{reason(reply)} (while {STAGES[stage]})")
+            if stage == Stage.COLLECT_MASKED_VECTORS:
+                self.form.hear(sent.client, reply.content)
+                sent_bytes = reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
+                arrays = [bytes_to_ndarray(part) for part in sent_bytes]  # type: ignore[union-attr, arg-type]
+                if [a.shape for a in arrays] != [(1,), (self.form.layout.size,)] or any(a.dtype != np.int64 for a in arrays):
+                    raise Refused("its masked vector has the wrong shape or type")
+                self.loop.now.bytes_up += sum(a.nbytes for a in arrays)
+                self.loop.now.vectors_up += 1
+        except (Refused, KeyError, ValueError, TypeError) as why:
+            self.why[sent.client] = str(why)
+            return False
+        return True
+
+    def _context(self) -> Any:
+        """The little that the workflow wants of Flower's legacy context."""
+        proxies = [SimpleNamespace(node_id=node) for node in self.letters]
+        empty = FitIns(Parameters([], "numpy.ndarray"), {})
+        records = RecordDict({_server.MAIN_CONFIGS_RECORD: ConfigRecord({_server.WorkflowKey.CURRENT_ROUND: self.loop.now.t + 1})})
+        records[_server.MAIN_PARAMS_RECORD] = self.form.layout.write(self.form.w, {})
+        strategy = SimpleNamespace(configure_fit=lambda *_: [(proxy, empty) for proxy in proxies], aggregate_fit=self._aggregated)
+        manager = SimpleNamespace(num_available=lambda: len(proxies))
+        return SimpleNamespace(state=records, strategy=strategy, client_manager=manager)
+
+    def _aggregated(self, _round: int, results: list[Any], _failures: list[Any]) -> tuple[None, dict[str, Any]]:
+        [array] = [bytes_to_ndarray(part) for part in results[0][1].parameters.tensors]
+        self.mean = torch.from_numpy(np.array(array))
+        return None, {}
