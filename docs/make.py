@@ -37,7 +37,7 @@ PATTERNS = {
 
 def reference() -> str:
     """docs/cli.md: what every --help prints."""
-    commands = ["demo", "run", "compare", "resume", "report", "data", "availability", "bench"]
+    commands = ["demo", "run", "compare", "resume", "report", "data", "availability", "bench", "flower"]
     text = "# Command reference\n\nMade from `mimicfl COMMAND --help` by `make docs`.\n"
     for command in commands:
         shown = io.StringIO()

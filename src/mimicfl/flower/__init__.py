@@ -15,6 +15,7 @@ class MissingFlower(UsageError, ImportError):
 if importlib.util.find_spec("flwr") is None:
     raise MissingFlower("Flower is not installed: pip install 'mimicfl[flower]'")
 
+from .app import server_app  # noqa: E402
 from .client import client_app, hello, identify  # noqa: E402
 from .inline import Federation, simulate  # noqa: E402
 from .ledger import ClientForm  # noqa: E402
@@ -37,5 +38,6 @@ __all__ = [
     "client_app",
     "hello",
     "identify",
+    "server_app",
     "simulate",
 ]

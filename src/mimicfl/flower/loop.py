@@ -80,6 +80,7 @@ class Loop:
         self.journal = Journal(s.folder, s.words)
         try:
             saved = self.journal.restore(layout)
+            s.rows = self.journal.rows
             if saved is not None:
                 s.form.load(*saved, self.journal.folder and self.journal.folder.path)
                 log.info("resumed after round %s from %s", self.journal.t, s.folder)

@@ -112,6 +112,7 @@ class Federated(FlowerFedAvg):
             "weighting": weighting,
             "seed": self.seed,
         } | ({} if num_clients is None else {"num_clients": num_clients})
+        self.rows: list[dict[str, Any]] = []  # what became of each round, as in the folder's rows.jsonl
         self._asked: dict[str, tuple[Message, Sent]] = {}  # of Flower's own loop
         self._roster: Roster | None = None
 
