@@ -48,13 +48,18 @@ def schedule(rounds=T, seed=1):
     return available
 
 
-def federate(strategy, rounds=T, client=None, dtype=torch.float32, **options):
+def federate(strategy, rounds=T, client=None, dtype=torch.float32, workers=1, **options):
     """`strategy.start` on Flower's in-memory grid; returns the result and the federation."""
     arrays, _ = model_arrays(problem(dtype)[2])
     federation = Federation(client or app(dtype), N)
-    with federation.running() as grid:
+    with federation.running(workers) as grid:
         return strategy.start(grid, arrays, rounds, **({"timeout": 20.0} | options)), federation
 
 
 def flat(arrays):
     return torch.cat([torch.from_numpy(a.numpy().reshape(-1).copy()) for a in arrays.values()])
+
+
+def participation(rows):
+    """Who was counted when, [T, N]."""
+    return [[int(str(i) in row["answered"]) for i in range(N)] for row in rows]

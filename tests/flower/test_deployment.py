@@ -16,7 +16,7 @@ from mimicfl.metrics.store import RunFolder
 from .network import Network, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-N, ROUNDS = 3, 5
+N, ROUNDS = 3, 4
 
 # What the template's client does, and in between a place to be killed at: where a file `hold-<client>` lies, data() waits.
 HOLD = """

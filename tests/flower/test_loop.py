@@ -4,176 +4,149 @@ import threading
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, MetricRecord, RecordDict
 
 import mimicfl.flower as mff
 from mimicfl.errors import UsageError
+from mimicfl.flower.post import Sent
+from mimicfl.flower.strategy import Asked
 
-from .problems import LOCAL, N, app, federate, flat, simulated
+from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, simulated
 
 BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "wait_for": N, "poll": 0.005}
 
 
 class Unreliable:
-    """The ready app, with something in the way: `trouble(client, round, message)` may return a reply, None (silence) or "go on"."""
+    """The ready app, with something in the way: `trouble(client, t)` raises, or returns None (silence) or "go on"."""
 
     def __init__(self, trouble):
-        self.app, self.trouble, self.trained = app(), trouble, []
+        self.app, self.trouble = app(), trouble
 
     def __call__(self, node, message, context):
         if message.metadata.message_type != "train":
             return self.app(message, context)
         client, t = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
-        self.trained.append((t, client))
-        found = self.trouble(client, t, message)
-        return self.app(message, context) if found == "go on" else found
+        return self.app(message, context) if self.trouble(client, t) == "go on" else None
 
 
-def rows_of(strategy, rounds, client, **options):
-    """Run, and look at what the loop wrote down."""
-    kept = []
-    from mimicfl.flower import loop
-
-    original = loop.Journal.add
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop.Journal, "add", lambda self, row: (kept.append(row), original(self, row)))
-        result, federation = federate(strategy, rounds, client, **options)
-    return kept, result, federation
-
-
-def participation(rows):
-    return [[int(str(i) in row["answered"]) for i in range(N)] for row in rows]
+def equals_the_simulator(strategy):
+    return torch.equal(strategy.form.w, simulated("mimic", participation(strategy.rows)).params)
 
 
 def test_a_round_closes_at_its_deadline_and_silence_is_named():
-    rows, result, _ = rows_of(mff.MimiC(**BASE), 3, Unreliable(lambda c, t, m: None if (c, t) == (2, 1) else "go on"), timeout=1.0)
+    strategy = mff.MimiC(**BASE)
+    federate(strategy, 3, Unreliable(lambda c, t: None if (c, t) == (2, 1) else "go on"), timeout=1.0)
+    rows = strategy.rows
     assert rows[1]["failed"] == {"2": "no answer in time"}
     assert rows[1]["answered"] == ["0", "1", "3", "4"]
     assert rows[2]["sent"] == ["0", "1", "3", "4"]  # client 2 still has a letter: it gets no second one
-    assert torch.equal(flat(result.arrays), simulated("mimic", participation(rows)).params)
+    assert equals_the_simulator(strategy)
 
 
 def test_an_error_is_not_waited_for_and_says_why():
-    def trouble(client, t, message):
+    def trouble(client, t):
         if (client, t) == (1, 1):
             raise RuntimeError("out of memory")
         return "go on"
 
-    rows, result, _ = rows_of(mff.MimiC(**BASE), 3, Unreliable(trouble), timeout=30.0)
-    assert rows[1]["failed"] == {"1": "its app raised an error: RuntimeError: out of memory"}
-    assert rows[1]["seconds"] < 10
-    assert participation(rows) == [[1] * 5, [1, 0, 1, 1, 1], [1] * 5]
-    assert torch.equal(flat(result.arrays), simulated("mimic", participation(rows)).params)
+    strategy = mff.MimiC(**BASE)
+    federate(strategy, 3, Unreliable(trouble), timeout=30.0)
+    assert strategy.rows[1]["failed"] == {"1": "its app raised an error: RuntimeError: out of memory"}
+    assert strategy.rows[1]["seconds"] < 10
+    assert participation(strategy.rows) == [[1] * 5, [1, 0, 1, 1, 1], [1] * 5]
+    assert equals_the_simulator(strategy)
 
 
-def test_enough_answers_close_a_round():
-    gate = threading.Event()
-
-    def trouble(client, t, message):
-        if t == 0 and client == 4:
-            gate.wait(20)
-        elif t == 1:
-            gate.set()
-        return "go on"
-
-    client = Unreliable(trouble)
-    federation_options = {"timeout": 30.0}
-    rows, _, _ = rows_of(mff.MimiC(enough=4, **BASE), 2, client, **federation_options)
-    assert len(rows[0]["answered"]) == 4
-    assert set(rows[0]["failed"].values()) == {"the round had enough answers"}
+@pytest.mark.parametrize("enough", [4, 0.8])
+def test_enough_answers_close_a_round(enough):
+    strategy = mff.MimiC(enough=enough, **BASE)
+    federate(strategy, 2, Unreliable(lambda c, t: None if (c, t) == (4, 0) else "go on"), timeout=60.0)
+    assert strategy.rows[0]["answered"] == ["0", "1", "2", "3"]
+    assert strategy.rows[0]["failed"] == {"4": "the round had enough answers"}
+    assert strategy.rows[0]["seconds"] < 20
 
 
 @pytest.mark.parametrize("policy", ["refuse", "count"])
 def test_late_answers(policy):
-    """Client 4's answer for round 0 arrives in round 1; its update is measured against the model of round 0."""
-    gate, seen = threading.Event(), []
+    """Client 4's answer for round 0 arrives in round 1, in which it has not been asked."""
+    gate = threading.Event()
 
-    def trouble(client, t, message):
+    def trouble(client, t):
         if (client, t) == (4, 0):
             gate.wait(20)
-        if t == 1 and client == 0:
+        if (client, t) == (0, 1):
             gate.set()
             threading.Event().wait(0.5)  # round 1 is still open when the late answer comes
-        seen.append((t, client))
         return "go on"
 
     strategy = mff.MimiC(late=policy, **BASE)
-    from . import problems
-
-    arrays, _ = problems.model_arrays(problems.problem()[2])
-    federation = mff.Federation(Unreliable(trouble), N)
-    kept = []
-    with pytest.MonkeyPatch.context() as patch, federation.running(workers=3) as grid:
-        from mimicfl.flower import loop
-
-        original = loop.Journal.add
-        patch.setattr(loop.Journal, "add", lambda self, row: (kept.append(row), original(self, row)))
-        strategy.start(grid, arrays, 3, 1.5)
-    assert kept[0]["failed"] == {"4": "no answer in time"}
-    assert "4" not in kept[1]["sent"]
+    federate(strategy, 3, Unreliable(trouble), timeout=1.5, workers=3)
+    rows = strategy.rows
+    assert rows[0]["failed"] == {"4": "no answer in time"}
+    assert "4" not in rows[1]["sent"]
     if policy == "refuse":
-        assert kept[1]["refused_late"] == {"4": 0}
-        assert "4" not in kept[1]["answered"]
-        assert kept[2]["answered"] == ["0", "1", "2", "3", "4"]
-        expected = simulated("mimic", participation(kept)).params
-        assert torch.equal(strategy.form.w, expected)
+        assert rows[1]["refused_late"] == {"4": 0}
+        assert "4" not in rows[1]["answered"]
+        assert rows[2]["answered"] == ["0", "1", "2", "3", "4"]
+        assert equals_the_simulator(strategy)
     else:
-        assert kept[1]["late"] == {"4": 0}
-        assert "4" in kept[1]["answered"]
+        assert rows[1]["late"] == {"4": 0}
+        assert "4" in rows[1]["answered"]
 
 
 def test_a_late_answer_that_counts_is_measured_against_its_own_round():
-    """From w_0, by hand: g of round 0 at the rate of round 0, whatever the model has become."""
-    from mimicfl.flower.post import Sent
-    from mimicfl.flower.strategy import Asked
-
-    from .problems import model_arrays, problem
-
+    """Against w_0 and the rate of round 0, whatever the model has become."""
     strategy = mff.MimiC(late="count", **BASE)
     arrays, _ = model_arrays(problem()[2])
     strategy.begin(arrays)
     w0 = strategy.form.w.clone()
-    trained = strategy.form.layout.write(w0 - 0.25, {})
-    from flwr.app import MetricRecord, RecordDict
-
     question = Message(RecordDict({"arrays": arrays}), 7, "train")
-    reply = Message(RecordDict({"arrays": trained, "metrics": MetricRecord({"num-examples": 3})}), reply_to=question)
+    trained = {"arrays": strategy.form.layout.write(w0 - 0.25, {}), "metrics": MetricRecord({"num-examples": 3})}
     strategy.form.state.w = w0 + 100.0  # the model of a later round
-    update = strategy.read(Sent(7, "4", "train", 0, Asked(0, w0, 0.5)), reply)
+    update = strategy.read(Sent(7, "4", "train", 0, Asked(0, w0, 0.5)), Message(RecordDict(trained), reply_to=question))
     torch.testing.assert_close(update.g, torch.full_like(w0, 0.5), atol=1e-6, rtol=0)
 
 
 def test_a_client_that_comes_back_under_another_node_id_keeps_its_correction():
-    """Node ids change; the client id does not, and neither does c_i."""
-    client = Unreliable(lambda c, t, m: "go on")
-    strategy = mff.MimiC(**BASE)
-    arrays = None
-    federation = mff.Federation(client, N)
-    from .problems import model_arrays, problem
+    """Killed while training, and back under a new node id while Flower still lists the old one."""
+    moved = []
 
-    arrays, _ = model_arrays(problem()[2])
-    moved = {}
-
-    def move(client_number, t, message):
-        if (client_number, t) == (3, 1) and not moved:
-            node = next(n for n, c in federation.contexts.items() if c.node_config["partition-id"] == 3)
-            moved["from"], moved["to"] = node, federation.join({"partition-id": 3, "num-partitions": N})
-            return None  # killed while training: no word
+    def trouble(client, t):
+        if (client, t) == (3, 1) and not moved:
+            moved.append(federation.join({"partition-id": 3, "num-partitions": N}))
+            return None
         return "go on"
 
-    client.trouble = move
-    kept = []
-    from mimicfl.flower import loop
-
-    original = loop.Journal.add
-    with pytest.MonkeyPatch.context() as patch, federation.running() as grid:
-        patch.setattr(loop.Journal, "add", lambda self, row: (kept.append(row), original(self, row)))
-        strategy.start(grid, arrays, 4, 30.0)
-    assert kept[1]["failed"] == {"3": "it went away and came back"}
-    assert kept[1]["seconds"] < 15  # the dead node was not waited for
-    assert participation(kept) == [[1] * 5, [1, 1, 1, 0, 1], [1] * 5, [1] * 5]
+    federation = mff.Federation(Unreliable(trouble), N)
+    strategy = mff.MimiC(**BASE)
+    with federation.running() as grid:
+        strategy.start(grid, model_arrays(problem()[2])[0], 4, 30.0)
+    assert strategy.rows[1]["failed"] == {"3": "it went away and came back"}
+    assert strategy.rows[1]["seconds"] < 15  # the dead node was not waited for
+    assert participation(strategy.rows) == [[1] * 5, [1, 1, 1, 0, 1], [1] * 5, [1] * 5]
     assert strategy.form.clients == ["0", "1", "2", "3", "4"]
-    assert torch.equal(strategy.form.w, simulated("mimic", participation(kept)).params)
+    assert equals_the_simulator(strategy)
+
+
+def test_by_node_id_a_client_that_comes_back_is_another():
+    strategy = mff.MimiC(client_ids="node", **BASE)
+    federate(strategy, 1)
+    assert all(client.startswith("node-") for client in strategy.form.clients)
+
+
+def test_an_app_that_does_not_say_who_it_is_goes_by_its_node_id():
+    ready = app()
+    strategy = mff.MimiC(**BASE)
+
+    def mute(node, message, context):
+        if message.metadata.message_type == "query":
+            raise ValueError("No query function registered")
+        return ready(message, context)
+
+    federate(strategy, 2, mute)
+    assert len(strategy.form.clients) == N
+    assert all(client.startswith("node-") for client in strategy.form.clients)
+    assert strategy.rows[1]["active"] == N
 
 
 def test_nobody_there_is_said_and_bounded():
@@ -182,31 +155,47 @@ def test_nobody_there_is_said_and_bounded():
 
 
 def test_a_population_that_is_full_refuses_the_next_by_name():
-    rows, _, _ = rows_of(mff.MIFA(num_clients=4, **(BASE | {"wait_for": 5})), 1, None)
-    assert list(rows[0]["failed"].values()) == ["it would be client 5 of 4"]
-    assert rows[0]["active"] == 4
-
-
-def test_mean_over_everybody_needs_to_know_how_many():
-    with pytest.raises(UsageError, match="num_clients=N"):
-        mff.SCAFFOLD()
+    strategy = mff.MIFA(num_clients=4, **BASE)
+    federate(strategy, 1)
+    assert strategy.rows[0]["failed"] == {"4": "it would be client 5 of 4"}
+    assert strategy.rows[0]["active"] == 4
 
 
 def test_the_population_may_grow_under_mimic():
-    strategy = mff.MimiC(**(BASE | {"wait_for": 1, "fraction_train": 0.2}))
-    federate(strategy, 6)
-    full = mff.MimiC(num_clients=N, **(BASE | {"wait_for": N, "fraction_train": 0.2}))
-    federate(full, 6)
-    assert len(strategy.form.state.c) >= len(strategy.form.clients) > 1
-    assert bool(torch.isfinite(strategy.form.w).all())
+    """Rows are added as clients appear; the result is that of a table made for all of them."""
+    few = {"wait_for": 5, "fraction_train": 0.2}
+    growing, known = mff.MimiC(**(BASE | few)), mff.MimiC(num_clients=N, **(BASE | few))
+    for strategy in (growing, known):
+        federate(strategy, 6)
+    assert participation(growing.rows) == participation(known.rows)
+    assert sum(map(sum, participation(growing.rows))) == 6
+    assert len(growing.form.clients) > 2
+    torch.testing.assert_close(growing.form.w, known.form.w, atol=1e-6, rtol=0)
 
 
 def test_bytes_are_those_of_the_algorithm():
-    """Vectors up and down, and their bytes, as the simulator counts them; SCAFFOLD's server holds the controls: one up."""
+    """Vectors and bytes as the simulator counts them; SCAFFOLD's server holds the controls, so its clients send one, not two."""
+    vector = 4 * simulated("mimic", [[1] * N]).params.numel()
     for name, up, down in (("FedAvg", 1, 1), ("MimiC", 1, 1), ("MIFA", 1, 1), ("FedProx", 1, 1), ("SCAFFOLD", 1, 2)):
-        rows, _, _ = rows_of(getattr(mff, name)(num_clients=N, **BASE), 2, None)
-        vector = 4 * simulated("mimic", [[1] * N]).params.numel()
-        assert rows[-1]["vectors_up"] == 2 * N * up
-        assert rows[-1]["vectors_down"] == 2 * N * down
-        assert rows[-1]["bytes_up"] == 2 * N * up * vector
-        assert rows[-1]["bytes_down"] == 2 * N * down * vector
+        strategy = getattr(mff, name)(num_clients=N, **BASE)
+        federate(strategy, 2)
+        last = strategy.rows[-1]
+        assert [last["vectors_up"], last["vectors_down"]] == [2 * N * up, 2 * N * down]
+        assert [last["bytes_up"], last["bytes_down"]] == [2 * N * up * vector, 2 * N * down * vector]
+
+
+def test_clients_evaluate_where_they_are_asked_to():
+    strategy = mff.MimiC(**(BASE | {"fraction_evaluate": 1.0}))
+    result, _ = federate(strategy, 2)
+    assert sorted(result.evaluate_metrics_clientapp) == [1, 2]
+    assert result.evaluate_metrics_clientapp[2]["loss"] > 0
+    assert result.train_metrics_clientapp[2]["train-loss"] > 0
+
+
+def test_the_server_evaluates_before_and_after_every_round():
+    strategy = mff.MimiC(**BASE)
+    seen = []
+    federate(strategy, 2, evaluate_fn=lambda t, arrays: seen.append(flat(arrays)) or MetricRecord({"accuracy": 0.25 * t}))
+    assert len(seen) == 3
+    assert not torch.equal(seen[0], seen[1])
+    assert [row["test_accuracy"] for row in strategy.rows] == [0.25, 0.5]

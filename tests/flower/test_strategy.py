@@ -6,7 +6,7 @@ from flwr.serverapp.strategy import Strategy
 
 import mimicfl.flower as mff
 
-from .problems import LOCAL, N, T, app, federate, flat, model_arrays, problem, schedule, simulated
+from .problems import LOCAL, N, app, federate, flat, model_arrays, problem, schedule, simulated
 
 OPTIONS = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "poll": 0.005}
 FIVE = {

@@ -18,6 +18,7 @@ from .client import as_data, fill, model_arrays
 from .ledger import ClientForm
 from .secure import SecureForm
 from .strategy import Federated
+from .wire import metrics
 
 ROUNDS, TIMEOUT = 10, 600.0
 # What a run config may say, with - for _ (`flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`); "" stands for: not given.
@@ -83,6 +84,6 @@ def scorer(model: Callable[[], nn.Module], test: Callable[[], Any], loss: Any) -
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         module = fill(model(), arrays)
         found = evaluate(module, Holdout(samples, torch.device("cpu"), flatten(module).dtype), measure, samples.num_classes)
-        return MetricRecord({"loss": found.loss} | ({} if found.accuracy is None else {"accuracy": found.accuracy}))
+        return metrics({"loss": found.loss} | ({} if found.accuracy is None else {"accuracy": found.accuracy}))
 
     return evaluate_fn

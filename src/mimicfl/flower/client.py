@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
@@ -21,8 +21,9 @@ from ..local.update import LocalSGD
 from ..metrics.evaluate import evaluate as score
 from ..params import Workspace, flatten
 from .held import Held
-from .secure import guarded
-from .wire import METRICS, OURS, UPDATE
+from .masked import guarded
+from .wire import METRICS, OURS, UPDATE, metrics, tensor, words
+from .wire import config as told
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ def client_id(context: Context) -> str:
 
 def hello(message: Message, context: Context) -> Message:
     """Answer the server's question who this is."""
-    return Message(RecordDict({OURS: ConfigRecord({"client-id": client_id(context)})}), reply_to=message)
+    return Message(RecordDict({OURS: told({"client-id": client_id(context)})}), reply_to=message)
 
 
 def identify(app: ClientApp) -> ClientApp:
@@ -68,41 +69,37 @@ def client_app(
 
     @app.train(mods=[guarded])  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        config = message.content["config"]
+        config, letter = words(message.content, "config"), message.content
         samples = as_data(data(context))
-        module = fill(model(), message.content["arrays"]).to(where)
+        module = fill(model(), message.content.array_records["arrays"]).to(where)
         frame = Workspace(module, where)
         frame.module.train()
         t, client = int(config["server-round"]) - 1, client_id(context)
         lr = float(config["lr"]) if "lr" in config else schedule(work.lr)(t, 1)
         clients = Clients(samples, [np.arange(len(samples.x_train))], where, frame.w.dtype)
         shift: Tensor | float = 0.0
-        if "shift" in message.content:
-            shift = torch.from_numpy(message.content["shift"]["shift"].numpy()).to(where)
-        ours = message.content.get(OURS)
-        held = None if ours is None else Held.open(state_folder(context, state), dict(ours), client, frame.w)
-        if held is not None and not held.settle(message.content):
-            return Message(RecordDict({OURS: ConfigRecord({"lost": 1})}), reply_to=message)
+        if "shift" in letter:
+            shift = tensor(letter, "shift", "shift").to(where)
+        held = Held.open(state_folder(context, state), words(letter, OURS), client, frame.w) if OURS in letter else None
+        if held is not None and not held.settle(letter):
+            return Message(RecordDict({OURS: told({"lost": 1})}), reply_to=message)
         mu, seed = float(config.get("proximal-mu", 0.0)), int(config.get("seed", 0))
-        g, total, K = train_client(
-            frame, clients, 0, work, as_loss(loss or samples.loss), seed, (t, client_number(client)), lr, shift, mu
-        )
+        g, total, K = train_client(frame, clients, 0, work, as_loss(loss or samples.loss), seed, (t, client_number(client)), lr, shift, mu)
         sent = g if held is None else held.corrected(g, K)
-        metrics = {"num-examples": len(samples.x_train), "steps": K, "train-loss": float(total) / K}
-        said = ConfigRecord({"client-id": client} | ({} if held is None else held.says()))
-        answer = {UPDATE: update_record(sent, frame), METRICS: MetricRecord(metrics), OURS: said}
-        return Message(RecordDict(answer), reply_to=message)  # type: ignore[arg-type, unused-ignore]
+        figures = {"num-examples": len(samples.x_train), "steps": K, "train-loss": float(total) / K}
+        said = {"client-id": client} | ({} if held is None else held.says())
+        answer = RecordDict({UPDATE: update_record(sent, frame), METRICS: metrics(figures), OURS: told(said)})
+        return Message(answer, reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         samples = as_data(data(context))
-        module = fill(model(), message.content["arrays"]).to(where)
+        module = fill(model(), message.content.array_records["arrays"]).to(where)
         dtype = flatten(module).dtype
         found = score(module, Holdout(samples, where, dtype), as_loss(loss or samples.loss), samples.num_classes)
-        told = {"num-examples": len(samples.x_test), "loss": found.loss}
-        if found.accuracy is not None:
-            told["accuracy"] = found.accuracy
-        return Message(RecordDict({METRICS: MetricRecord(told)}), reply_to=message)
+        accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
+        figures = {"num-examples": len(samples.x_test), "loss": found.loss} | accuracy
+        return Message(RecordDict({METRICS: metrics(figures)}), reply_to=message)
 
     return app
 
@@ -111,7 +108,10 @@ def model_arrays(module: nn.Module) -> tuple[ArrayRecord, list[str]]:
     """A module as a record, each tensor once, and the names of what is not trained: frozen parameters and buffers."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
-    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in {**parameters, **buffers}.items()}), [*frozen, *buffers]
+    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in {**parameters, **buffers}.items()}), [
+        *frozen,
+        *buffers,
+    ]
 
 
 def fill(module: nn.Module, arrays: ArrayRecord) -> nn.Module:

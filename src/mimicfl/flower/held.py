@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from ..files import explained, write_tensors
-from .wire import OURS
+from .wire import OURS, tensor, words
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Held:
             return True
         if self.pending is None or self.pending_ticket != counted or "v" not in content.array_records:
             return False
-        v = torch.from_numpy(content["v"]["v"].numpy().copy())
+        v = tensor(content, "v", "v")
         self.c, self.ticket, self.pending = v - self.pending, counted, None  # c_i <- v_t - g_i
         return True
 
@@ -84,4 +84,4 @@ class Held:
 
 
 def is_lost(content: RecordDict) -> bool:
-    return bool(content.config_records.get(OURS, {}).get("lost"))
+    return bool(words(content, OURS).get("lost"))

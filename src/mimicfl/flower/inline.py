@@ -5,6 +5,7 @@ the version bound of the `flower` extra keeps in place.
 """
 
 import contextlib
+import copy
 import logging
 import os
 import secrets
@@ -87,6 +88,7 @@ class Federation:
 
     def _answer(self, node: int, message: Message) -> None:
         context = self.contexts[node]
+        message = copy.deepcopy(message)  # as after a network: what a client does to its letter is its own affair
         try:
             reply = self.app(message, context) if isinstance(self.app, ClientApp) else self.app(node, message, context)
         except Exception as error:

@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import algorithms
 from .held import is_lost
 from .server import ServerForm
-from .wire import OURS, Refused, Update, vector
+from .wire import OURS, Refused, Update, config, vector, words
 
 
 class ClientForm(ServerForm):
@@ -44,8 +44,8 @@ class ClientForm(ServerForm):
     def _letter(self, client: str) -> dict[str, Any]:
         self.row(client)
         ticket, t = self.counted.get(client, ("", -1))
-        words = {"experiment": self.experiment, "epoch": self.epoch, "ticket": self.ticket, "counted": ticket, "update": self.update}
-        letter: dict[str, Any] = {OURS: ConfigRecord(words | self._more())}
+        told = {"experiment": self.experiment, "epoch": self.epoch, "ticket": self.ticket, "counted": ticket, "update": self.update}
+        letter: dict[str, Any] = {OURS: config({**told, **self._more()})}
         if ticket and self.committed.get(client) != ticket:
             letter["v"] = vector("v", self.v[t])
         return letter
@@ -57,7 +57,7 @@ class ClientForm(ServerForm):
         if is_lost(content):
             self.lost.add(client)
             raise Refused("it has lost its correction: everybody starts again from zero")
-        said = content.config_records.get(OURS, {})
+        said = words(content, OURS)
         if "ticket" not in said:
             raise Refused("it does not keep a correction: the client form needs mimicfl.flower.client_app")
         self.echo[client], self.committed[client] = str(said["ticket"]), str(said["committed"])

@@ -82,13 +82,14 @@ class Loop:
             saved = self.journal.restore(layout)
             s.rows = self.journal.rows
             if saved is not None:
-                s.form.load(*saved, self.journal.folder and self.journal.folder.path)
+                s.form.load(*saved, s.folder)
                 log.info("resumed after round %s from %s", self.journal.t, s.folder)
             else:
-                self.journal.save(*s.form.save(), layout)  # a good one from the first moment, with the experiment's name
+                self._save(layout)  # a good one from the first moment, with the experiment's name
             s.form.experiment = self.journal.experiment
             if self.journal.t < num_rounds:
                 self.journal.reopen()
+            self.first = self.journal.t
             self.result.arrays = s.form.arrays()
             self.present = None if s.pattern is None else schedule(s.pattern, num_rounds, s.num_clients or 1, s.seed)
             if self.evaluate_fn and self.journal.t == 0:
@@ -99,6 +100,10 @@ class Loop:
             return self.result
         finally:
             self.journal.close()
+
+    def _save(self, layout: str) -> None:
+        tensors, facts = self.s.form.save()
+        self.journal.save(tensors, facts, layout)
 
     # -- one round -----------------------------------------------------------------------------------------------
 
@@ -119,14 +124,13 @@ class Loop:
             self._evaluate_at_clients(t)
         score = self._keep_score(t + 1) if self.evaluate_fn else None
         self.journal.add(self._row(now, score))
-        self.journal.save(*s.form.save(), layout)
+        self._save(layout)
         self._say(now, num_rounds)
 
     def _gather(self, t: int) -> dict[str, int]:
         """Wait until there is somebody to ask, then choose whom: client -> node."""
         s = self.s
-        first = t == 0
-        need = max(s.wait_for if first else 1, s.min_train_nodes)
+        need = max(s.wait_for if t == 0 else 1, s.min_train_nodes)
         if self.present is not None:
             need = s.num_clients or 1  # virtual clients are always online; the pattern decides who is asked
         began = said = time.monotonic()
@@ -134,9 +138,12 @@ class Loop:
             self.look()
             # Whose late answer is counted in this round is not asked again in it.
             idle = {client: node for client, node in self.roster.idle().items() if client not in self.now.updates}
-            if len(idle) + len(self.now.updates) >= need:
+            waited = time.monotonic() - began
+            # At the start everybody who is online may first say who it is; later, a newcomer delays nobody.
+            greeting = t == self.first and waited < self.timeout and any(sent.kind == "hello" for sent in self.post.under_way.values())
+            if len(idle) + len(self.now.updates) >= need and not greeting:
                 break
-            if s.patience is not None and time.monotonic() - began > s.patience:
+            if s.patience is not None and waited > s.patience:
                 raise UsageError(
                     f"waited {s.patience:g} s for {need} idle client(s), {len(idle)} are there: start SuperNodes, or lower wait_for; "
                     "what was trained is kept"

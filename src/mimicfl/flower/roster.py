@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from .post import Post, Sent, reason
-from .wire import OURS
+from .wire import OURS, words
 
 log = logging.getLogger("flwr")
 
@@ -37,7 +37,7 @@ class Roster:
 
     def hear(self, sent: Sent, reply: Message) -> list[Sent]:
         """An answer to a greeting; returns letters that will never be answered, since their client has come back elsewhere."""
-        told = None if reply.has_error() else reply.content.config_records.get(OURS, {}).get("client-id")
+        told = None if reply.has_error() else words(reply.content, OURS).get("client-id")
         if told is None and reply.has_error() and reply.error.code != 2:
             return []  # it went away before it answered; if it is still there, it is asked again
         if not isinstance(told, str) or not told:

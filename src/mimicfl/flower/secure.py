@@ -1,110 +1,32 @@
 """MimiC's client form over Flower's SecAgg+: the server learns the sum of the corrected updates and who was part of it.
 
-Two things are added to the protocol as Flower ships it; docs/flower.md has the argument.
-
-- A round survives clients that drop out before they have shared their keys. Flower's workflow demands the shares of everybody
-  it first addressed and gives up; here the set shrinks from stage to stage, as in the protocol of Bonawitz et al. (2017), and the
-  threshold stays the number it was at the beginning.
-- Masks are drawn from SHAKE-256 with the whole 256-bit seed. Flower folds the seed to 32 bits for a Mersenne Twister, which
-  anyone who sees a masked vector could search through.
+A round survives clients that drop out at any stage. Flower's workflow demands the key shares of everybody it first addressed, and
+gives up when one has gone before sharing; here the set shrinks from stage to stage, as in the protocol of Bonawitz et al. (2017),
+and the threshold stays the number it was at the beginning. The argument is in docs/flower.md.
 """
 
-import hashlib
-import importlib.util
 import math
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.common import Code, FitIns, FitRes, Parameters, Status, bytes_to_ndarray, ndarrays_to_parameters
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common import FitIns, Parameters, bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 
 from ..errors import UsageError, number
-from .held import is_lost
 from .ledger import ClientForm
+from .masked import own_copy
 from .post import Sent, reason
-from .wire import OURS, UPDATE, Refused, Update
+from .wire import Refused, Update
 
 if TYPE_CHECKING:
     from .loop import Loop
 
 STAGES = {Stage.SETUP: "setup", Stage.SHARE_KEYS: "sharing keys", Stage.COLLECT_MASKED_VECTORS: "training", Stage.UNMASK: "unmasking"}
-
-
-def mask(seed: bytes, modulus: int, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
-    """Numbers uniform on 0..modulus-1 (a power of two, at most 2^32) that nobody can tell from chance without the seed."""
-    counts = [math.prod(shape) for shape in shapes]
-    stream = np.frombuffer(hashlib.shake_256(b"mimicfl mask" + seed).digest(4 * sum(counts)), dtype="<u4")
-    parts = np.split(stream.astype(np.int64) & (modulus - 1), np.cumsum(counts)[:-1])
-    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def _own_copy(name: str) -> ModuleType:
-    """A copy of a module of Flower's whose masks are ours; the original, which other apps may use, is left alone."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    if not hasattr(module, "pseudo_rand_gen"):
-        raise UsageError("this version of flwr draws its masks elsewhere: secure aggregation needs flwr 1.41 or 1.42")
-    module.pseudo_rand_gen = mask  # type: ignore[attr-defined]
-    return module
-
-
-_client: Any = _own_copy("flwr.client.mod.secure_aggregation.secaggplus_mod")
-_server: Any = _own_copy("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
-
-
-# -- the client --------------------------------------------------------------------------------------------------
-
-
-class _Lost(Exception):
-    def __init__(self, reply: Message) -> None:
-        self.reply = reply
-
-
-def guarded(message: Message, context: Context, call_next: Any) -> Message:
-    """The client's mod: plain letters pass; those of a secure round go through the protocol, after checks of what is asked."""
-    asked = message.content.config_records.get(RECORD_KEY_CONFIGS)
-    if asked is None:
-        return call_next(message, context)  # type: ignore[no-any-return]
-    stage = asked.get(Key.STAGE)
-    if stage == Stage.SETUP:
-        n, threshold = asked.get(Key.SAMPLE_NUMBER), asked.get(Key.THRESHOLD)
-        if not isinstance(n, int) or not isinstance(threshold, int) or threshold < 2 or 2 * threshold <= n:
-            raise UsageError(f"the server asks for a threshold of {threshold} among {n}: this client takes part above one half only")
-    if stage == Stage.UNMASK:
-        active, dead = (set(asked.get(key, [])) for key in (Key.ACTIVE_NODE_ID_LIST, Key.DEAD_NODE_ID_LIST))  # type: ignore[arg-type]
-        if active & dead:
-            raise UsageError("the server asks for both secrets of one client, which would unmask it: refused")
-
-    def train(inner: Message, inner_context: Context) -> Message:
-        reply = call_next(inner, inner_context)
-        if is_lost(reply.content):
-            raise _Lost(reply)
-        return _as_fit_result(reply, inner)
-
-    try:
-        return _client.secaggplus_mod(message, context, train)  # type: ignore[no-any-return]
-    except _Lost as lost:
-        return lost.reply
-
-
-def _as_fit_result(reply: Message, message: Message) -> Message:
-    """The update in the form that the protocol masks; no metrics, since they would travel in clear."""
-    arrays = [reply.content[UPDATE]["g"].numpy()]
-    result = FitRes(Status(Code.OK, ""), ndarrays_to_parameters(arrays), 1, {})
-    content = fitres_to_recorddict(result, False)
-    content[OURS] = reply.content[OURS]
-    return Message(content, reply_to=message)
-
-
-# -- the server --------------------------------------------------------------------------------------------------
+_server: Any = own_copy("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
 
 
 class SecureForm(ClientForm):
@@ -162,7 +84,9 @@ class SecureRound:
         # As fine as the modulus allows: the sum of all clients' levels must stay below 2^32.
         levels = 2 ** min(28, 31 - math.ceil(math.log2(len(letters) + 1)))
         workflow = _server.SecAggPlusWorkflow
-        self.flow = workflow(len(letters), threshold, max_weight=1.0, clipping_range=float(form.clip), quantization_range=levels, timeout=None)
+        self.flow = workflow(
+            len(letters), threshold, max_weight=1.0, clipping_range=float(form.clip), quantization_range=levels, timeout=None
+        )
         self.why: dict[str, str] = {}
         self.counted: set[int] = set()
         self.mean: torch.Tensor | None = None
@@ -192,7 +116,9 @@ class SecureRound:
         for content, _ in letters:
             self.loop.count_down(content)
         until = time.monotonic() + self.loop.timeout
-        waiting = {sent.client for _, sent in letters} - {sent.client for sent in post.send(letters, MessageType.TRAIN, self.loop.timeout + 5)}
+        waiting = {sent.client for _, sent in letters} - {
+            sent.client for sent in post.send(letters, MessageType.TRAIN, self.loop.timeout + 5)
+        }
         good: list[Message] = []
         while waiting:
             for sent, reply in self.loop.look("secure"):
@@ -202,7 +128,7 @@ class SecureRound:
                         good.append(reply)
             if waiting and not post.rest(until):
                 break
-        self.why |= {client: f"no answer in time while {STAGES[stage]}" for client in waiting}
+        self.why |= dict.fromkeys(waiting, f"no answer in time while {STAGES[stage]}")
         return good
 
     def _fine(self, sent: Sent, reply: Message, stage: str) -> bool:

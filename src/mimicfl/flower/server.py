@@ -16,7 +16,7 @@ from .. import algorithms
 from ..algorithms.base import pack, unpack
 from ..errors import UsageError
 from ..params import average_buffers
-from .wire import Layout, Refused, Update, vector
+from .wire import Layout, Refused, Update, config, vector
 
 OPEN = (algorithms.FedAvg, algorithms.MimiC)  # means over S_t only: the population may grow while they run
 
@@ -92,9 +92,9 @@ class ServerForm:
         """What goes to each client besides the model: SCAFFOLD's shift, FedProx's mu."""
         rows = torch.tensor([self.row(client) for client in clients], dtype=torch.int64)
         task = self.algorithm.task(self.state, rows)
-        config = ConfigRecord({"proximal-mu": float(task.mu)} if task.mu else {})
+        words = config({"proximal-mu": float(task.mu)} if task.mu else {})
         shifts = task.shift if isinstance(task.shift, Tensor) else None
-        return {c: ({} if shifts is None else {"shift": vector("shift", shifts[k])}, config) for k, c in enumerate(clients)}
+        return {c: ({} if shifts is None else {"shift": vector("shift", shifts[k])}, words) for k, c in enumerate(clients)}
 
     def hear(self, client: str, content: RecordDict) -> None:
         """What an answer says of its client besides the update: here, nothing."""

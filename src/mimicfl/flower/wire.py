@@ -6,13 +6,13 @@ whose name matches `buffers`, are carried beside it: averaged over the active cl
 
 import fnmatch
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from ..errors import UsageError
@@ -55,7 +55,8 @@ class Layout:
     def of(cls, arrays: ArrayRecord, buffers: Sequence[str] = BUFFERS) -> "Layout":
         if not arrays:
             raise UsageError("the initial arrays are empty: pass the model, as in ArrayRecord(model.state_dict())")
-        parameters, beside = [], []
+        parameters: list[Spot] = []
+        beside: list[Spot] = []
         for name, array in arrays.items():
             kind = np.dtype(array.dtype).kind
             if kind not in "fiub":
@@ -112,6 +113,24 @@ def checked(array: Array, spot: Spot) -> Tensor:
 def vector(name: str, value: Tensor) -> ArrayRecord:
     """One flat vector as a record."""
     return ArrayRecord({name: Array(value.detach().cpu().numpy())})
+
+
+def tensor(content: RecordDict, record: str, name: str) -> Tensor:
+    """One array of a record, as a tensor of its own."""
+    return torch.from_numpy(content.array_records[record][name].numpy().copy())
+
+
+def words(content: RecordDict, record: str) -> dict[str, Any]:
+    """A config record as a plain dict; empty where there is none."""
+    return dict(content.config_records.get(record) or {})
+
+
+def config(told: Mapping[str, Any]) -> ConfigRecord:
+    return ConfigRecord(dict(told))
+
+
+def metrics(told: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord(dict(told))
 
 
 def size(record: ArrayRecord) -> int:
