@@ -11,7 +11,7 @@ from mimicfl.errors import UsageError
 from mimicfl.flower.held import Held
 from mimicfl.flower.wire import tensor
 
-from .problems import LOCAL, N, app, federate, flat, participation, schedule, simulated
+from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
 
 BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "poll": 0.005}
 
@@ -215,6 +215,23 @@ def test_an_update_beyond_the_clip_is_not_sent(tmp_path):
     strategy, _ = start(mff.SecureForm(threshold=0.51, clip=1e-3, num_clients=N), 1, app(state=tmp_path))
     assert strategy.rows[0]["active"] == 0
     assert any("clip" in why for why in strategy.rows[0]["failed"].values())
+
+
+@pytest.mark.parametrize(("threshold", "clients"), [(2 / 3, 3), (0.51, 4), (1.0, 3)])
+def test_secure_rounds_with_few_clients(tmp_path, threshold, clients):
+    strategy = mff.MimiC(form=mff.SecureForm(threshold=threshold, clip=64.0), **(BASE | {"num_clients": None, "wait_for": clients}))
+    federation = mff.Federation(app(state=tmp_path), clients)
+    with federation.running() as grid:
+        strategy.start(grid, model_arrays(problem()[2])[0], 2, 10.0)
+    assert [row["active"] for row in strategy.rows] == [clients] * 2
+
+
+def test_two_clients_have_nothing_to_hide_in(tmp_path):
+    strategy = mff.MimiC(form=mff.SecureForm(clip=64.0), **(BASE | {"num_clients": None, "wait_for": 2}))
+    federation = mff.Federation(app(state=tmp_path), 2)
+    with federation.running() as grid:
+        strategy.start(grid, model_arrays(problem()[2])[0], 1, 10.0)
+    assert strategy.rows[0]["failed"] == dict.fromkeys("01", "secure aggregation needs at least 3 clients, 2 are there")
 
 
 def test_secure_aggregation_says_what_it_cannot_do():

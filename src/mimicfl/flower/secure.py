@@ -57,8 +57,8 @@ class SecureForm(ClientForm):
         asked, letters = s.ask(now.t, list(clients), self.arrays(), loop.train_config)
         now.sent = {client: Sent(clients[client], client, "secure", now.t, asked) for client in letters}
         now.eta_L = asked.eta_L
-        needed = max(2, math.floor(self.threshold * len(clients)) + 1 if self.threshold < 1 else len(clients))
-        if len(clients) < 3 or needed > len(clients):
+        needed = max(2, math.ceil(self.threshold * len(clients) - 1e-9))  # above one half, since the threshold is
+        if len(clients) < 3:
             now.failed |= dict.fromkeys(clients, f"secure aggregation needs at least 3 clients, {len(clients)} are there")
             return
         round_ = SecureRound(self, loop, {node: letters[client] for client, node in clients.items()}, needed)
@@ -84,9 +84,8 @@ class SecureRound:
         # As fine as the modulus allows: the sum of all clients' levels must stay below 2^32.
         levels = 2 ** min(28, 31 - math.ceil(math.log2(len(letters) + 1)))
         workflow = _server.SecAggPlusWorkflow
-        self.flow = workflow(
-            len(letters), threshold, max_weight=1.0, clipping_range=float(form.clip), quantization_range=levels, timeout=None
-        )
+        shares = {"num_shares": 1.0, "reconstruction_threshold": threshold / len(letters)}  # a share for everybody
+        self.flow = workflow(**shares, max_weight=1.0, clipping_range=float(form.clip), quantization_range=levels)
         self.why: dict[str, str] = {}
         self.counted: set[int] = set()
         self.mean: torch.Tensor | None = None
