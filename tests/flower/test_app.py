@@ -100,6 +100,18 @@ def test_a_pattern_decides_who_answers():
     assert torch.equal(flat(kept["result"].arrays), simulated("mifa", available, seed=4).params)
 
 
+def test_label_correlated_dropouts_need_to_know_the_labels():
+    from .problems import LOCAL, federate
+
+    pattern = "label-correlated:classes=[1],rare=0.0,common=1.0"
+    base = {"lr": LOCAL.lr, "num_clients": N, "fraction_evaluate": 0.0, "poll": 0.005, "availability": pattern}
+    with pytest.raises(UsageError, match="needs labelled classes"):
+        federate(mff.MimiC(**base), 1)
+    strategy = mff.MimiC(class_counts=[[9, 0], [0, 9], [9, 9], [9, 0], [9, 0]], **base)
+    federate(strategy, 2)
+    assert [row["answered"] for row in strategy.rows] == [["0", "3", "4"]] * 2
+
+
 def test_the_forms_by_name():
     options = {"num_clients": 4, "lr": 0.1}
     assert isinstance(make_strategy([], {"form": "secure", "clip": 3.0, **options}).form, mff.SecureForm)

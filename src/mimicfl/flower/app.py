@@ -24,7 +24,7 @@ ROUNDS, TIMEOUT = 10, 600.0
 # What a run config may say, with - for _ (`flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`); "" stands for: not given.
 SETTINGS = (
     *("num_rounds", "timeout", "algorithm", "lr", "global_lr", "update", "weighting", "num_clients", "wait_for", "enough", "late"),
-    *("max_norm", "folder", "availability", "client_ids", "form", "threshold", "clip", "seed", "patience", "poll"),
+    *("max_norm", "folder", "availability", "class_counts", "client_ids", "form", "threshold", "clip", "seed", "patience", "poll"),
     *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
 )
 

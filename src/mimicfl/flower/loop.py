@@ -91,7 +91,7 @@ class Loop:
                 self.journal.reopen()
             self.first = self.journal.t
             self.result.arrays = s.form.arrays()
-            self.present = None if s.pattern is None else schedule(s.pattern, num_rounds, s.num_clients or 1, s.seed)
+            self.present = None if s.pattern is None else schedule(s.pattern, num_rounds, s.num_clients or 1, s.seed, s.class_counts)
             if self.evaluate_fn and self.journal.t == 0:
                 self._keep_score(0)
             while self.journal.t < num_rounds:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -53,7 +54,8 @@ class Federated(FlowerFedAvg):
     late           "refuse" answers that come after their round has closed, or "count" them in the round they come in
     max_norm       refuse updates that move the model farther than this
     folder         checkpoints and rows; started again with the same folder, it goes on where it was
-    availability   a pattern that decides who is asked when, for studies in Flower's simulation
+    availability   a pattern that decides who is asked when, for studies in Flower's simulation; label-correlated ones need
+                   class_counts [N, classes]
     client_ids     "hello": ask nodes who they are; "node": go by node id, which authentication keys make stable
     form           an object that holds the state, see `ServerForm`; others: `ClientForm`, `SecureForm`
     Further options are those of Flower's FedAvg.
@@ -75,6 +77,7 @@ class Federated(FlowerFedAvg):
         max_norm: float | None = None,
         folder: str | Path | None = None,
         availability: Any = None,
+        class_counts: Any = None,
         client_ids: str = "hello",
         buffers: Sequence[str] = BUFFERS,
         form: Any = None,
@@ -99,6 +102,7 @@ class Federated(FlowerFedAvg):
         self.patience = patience if patience is None else number("patience", patience, low=0)
         self.poll = number("poll", poll, low=0, open_low=True)
         self.pattern = None if availability is None else patterns.make(availability)
+        self.class_counts = None if class_counts is None else np.asarray(class_counts)
         if self.pattern is not None and self.num_clients is None:
             raise UsageError("an availability pattern needs num_clients=N: it says who of N is there")
         self.form = form or ServerForm(self.algorithm, update=update, weighting=weighting, num_clients=self.num_clients, sizes=sizes)
