@@ -17,7 +17,7 @@ from torch import Tensor
 from .. import algorithms
 from .held import is_lost
 from .server import ServerForm
-from .wire import OURS, Refused, Update, config, vector, words
+from .wire import OURS, Layout, Refused, Update, config, vector, words
 
 
 class ClientForm(ServerForm):
@@ -28,6 +28,9 @@ class ClientForm(ServerForm):
     def __init__(self, *, update: str = "sum", weighting: str = "uniform", num_clients: int | None = None) -> None:
         # The server's step on what it receives is FedAvg's: w - eta_t times the mean of the corrected updates.
         super().__init__(algorithms.FedAvg(), update=update, weighting=weighting, num_clients=num_clients)
+
+    def begin(self, layout: Layout, arrays: ArrayRecord) -> None:
+        super().begin(layout, arrays)
         self.epoch = secrets.token_hex(6)
         self.ticket = ""
         self.v: dict[int, Tensor] = {}  # t -> v_t, while a client may still need it

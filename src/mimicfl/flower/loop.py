@@ -1,12 +1,10 @@
 """The round loop: asks who is idle, closes at the deadline or when enough answers are in, and remembers what became of everyone."""
 
-import json
 import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -18,40 +16,16 @@ from ..errors import Diverged, UsageError, number
 from ..seeds import stream
 from .journal import Journal
 from .post import Post, Sent
+from .record import Round, sentence
 from .roster import Roster
 from .server import natural
-from .wire import Refused, Update, size
+from .wire import Refused, size
 
 if TYPE_CHECKING:
     from .strategy import Federated
 
 log = logging.getLogger("flwr")
-_LATE = (("late", "counted"), ("refused_late", "refused"))
 SAY_EVERY = 15.0  # seconds between two sentences about waiting
-
-
-@dataclass
-class Round:
-    """What became of one round."""
-
-    t: int
-    began: float
-    sent: dict[str, Sent] = field(default_factory=dict)
-    updates: dict[str, Update] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)  # client -> why it is not counted
-    late: dict[str, int] = field(default_factory=dict)  # client -> the earlier round that its counted answer was for
-    stale: dict[str, int] = field(default_factory=dict)  # client -> the earlier round that its refused answer was for
-    contents: list[RecordDict] = field(default_factory=list)
-    bytes_up: int = 0
-    bytes_down: int = 0
-    vectors_up: int = 0
-    vectors_down: int = 0
-    eta_L: float | None = None
-    eta: float | None = None
-
-    @property
-    def waiting(self) -> set[str]:
-        return {c for c, s in self.sent.items() if c not in self.updates and c not in self.failed and s.t == self.t}
 
 
 class Loop:
@@ -112,7 +86,7 @@ class Loop:
         self.now = Round(t, time.monotonic())
         clients = self._gather(t)
         if clients or self.now.updates:
-            s.form.run_round(self, clients) if hasattr(s.form, "run_round") else self._exchange(clients)
+            s.form.run_round(self, clients)
         now = self.now
         if not bool(np.isfinite(s.form.w.numpy()).all()):
             raise Diverged(f"the global model is no longer finite in round {t + 1}: lower the learning rate")
@@ -123,9 +97,10 @@ class Loop:
         if s.fraction_evaluate > 0 and clients:
             self._evaluate_at_clients(t)
         score = self._keep_score(t + 1) if self.evaluate_fn else None
-        self.journal.add(self._row(now, score))
+        rows = {client: s.form.row(client) for client in now.updates}
+        self.journal.add(row := now.row(rows, self.journal.totals, getattr(s.algorithm, "uploads", 1), dict(score or {})))
         self._save(layout)
-        self._say(now, num_rounds)
+        log.info("%s", sentence(row, num_rounds))
 
     def _gather(self, t: int) -> dict[str, int]:
         """Wait until there is somebody to ask, then choose whom: client -> node."""
@@ -161,7 +136,7 @@ class Loop:
         chosen = stream(s.seed, "sample", t).permutation(len(names))[:count] if count < len(names) else range(len(names))
         return {names[k]: idle[names[k]] for k in sorted(chosen)}
 
-    def _exchange(self, clients: dict[str, int]) -> None:
+    def exchange(self, clients: dict[str, int]) -> None:
         """Letters out, answers in, and what they come to."""
         s, now = self.s, self.now
         deadline = now.began + self.timeout
@@ -194,7 +169,7 @@ class Loop:
 
     def _enough(self, sent: int) -> int:
         e = self.s.enough
-        return sent if e is None else max(1, math.ceil(e * sent - 1e-9) if isinstance(e, float) and e <= 1 else int(e))
+        return sent if e is None else e if isinstance(e, int) else max(1, math.ceil(e * sent - 1e-9))
 
     def look(self, kind: str = "") -> list[tuple[Sent, Message]]:
         """Whatever has arrived goes where it belongs; answers of this kind are the caller's."""
@@ -264,49 +239,3 @@ class Loop:
         if score is not None:
             self.result.evaluate_metrics_serverapp[server_round] = score
         return score
-
-    def _row(self, now: Round, score: MetricRecord | None) -> dict[str, Any]:
-        totals = self.journal.totals
-        added = {"uploads": getattr(self.s.algorithm, "uploads", 1) if now.updates else 0}
-        added |= {key: getattr(now, key) for key in totals if key != "uploads"}
-        self.journal.totals = totals = {key: totals[key] + added[key] for key in totals}
-        losses = [u.loss for u in now.updates.values() if u.loss is not None]
-        told: dict[str, Any] = dict(score or {})
-        clients = sorted(now.updates, key=natural)
-        return {
-            "round": now.t,
-            "active": len(clients),
-            "clients": sorted(self.s.form.row(client) for client in clients),
-            "empty": not clients,
-            "local_lr": now.eta_L,
-            "global_lr": now.eta,
-            **totals,
-            "train_loss": float(np.mean(losses)) if losses else None,
-            "test_loss": _number(told, "test_loss", "loss"),
-            "test_accuracy": _number(told, "test_accuracy", "accuracy"),
-            "class_accuracy": None,
-            "seconds": round(time.monotonic() - now.began, 3),
-            "sent": sorted(now.sent, key=natural),
-            "answered": clients,
-            "failed": now.failed,
-            "late": now.late,
-            "refused_late": now.stale,
-        }
-
-    def _say(self, now: Round, num_rounds: int) -> None:
-        row = self.journal.rows[-1]
-        log.info(
-            "[round %s/%s] asked %s, counted %s, left out %s%s (%.1f s)",
-            now.t + 1,
-            num_rounds,
-            len(row["sent"]),
-            ", ".join(row["answered"]) or "nobody",
-            json.dumps(now.failed, ensure_ascii=False) if now.failed else "nobody",
-            "".join(f"; late answer of {c} for round {k + 1} {what}" for group, what in _LATE for c, k in row[group].items()),
-            row["seconds"],
-        )
-
-
-def _number(told: dict[str, Any], *keys: str) -> float | None:
-    found = next((told[key] for key in keys if isinstance(told.get(key), (int, float))), None)
-    return None if found is None or not math.isfinite(found) else float(found)

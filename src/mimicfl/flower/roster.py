@@ -5,6 +5,7 @@ not answer is known by its node id, which stays the same across restarts only wh
 """
 
 import logging
+import time
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -23,9 +24,13 @@ class Roster:
         self.names: dict[int, str] = {}  # every node that has told its name
         self.at: dict[str, int] = {}  # client -> the node it was last heard from
         self.online: set[int] = set()
+        self.looked = float("-inf")
 
     def refresh(self) -> None:
         """Look who is online and greet the new ones; answers to the greeting come through `hear`."""
+        if time.monotonic() - self.looked < 5 * self.post.poll:
+            return  # answers are looked for more often than newcomers
+        self.looked = time.monotonic()
         self.online = set(self.grid.get_node_ids())
         greeted = {sent.node for sent in self.post.under_way.values() if sent.kind == "hello"}
         new = sorted(self.online - self.names.keys() - greeted)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import FitIns, Parameters, bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
@@ -20,7 +20,7 @@ from ..errors import UsageError, number
 from .ledger import ClientForm
 from .masked import own_copy
 from .post import Sent, reason
-from .wire import Refused, Update
+from .wire import Layout, Refused, Update
 
 if TYPE_CHECKING:
     from .loop import Loop
@@ -42,7 +42,7 @@ class SecureForm(ClientForm):
         self.threshold = number("threshold", threshold, low=0.5, high=1, open_low=True)
         self.clip = number("clip", clip, low=0, open_low=True)
 
-    def begin(self, layout: Any, arrays: Any) -> None:
+    def begin(self, layout: Layout, arrays: ArrayRecord) -> None:
         super().begin(layout, arrays)
         if self.buffers:
             name = next(iter(self.buffers))
@@ -121,7 +121,7 @@ class SecureRound:
         good: list[Message] = []
         while waiting:
             for sent, reply in self.loop.look("secure"):
-                if sent.about == stage and sent.client in waiting:
+                if (sent.about, sent.t) == (stage, now.t) and sent.client in waiting:
                     waiting.discard(sent.client)
                     if self._fine(sent, reply, stage):
                         good.append(reply)

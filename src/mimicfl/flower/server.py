@@ -6,7 +6,7 @@
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
@@ -17,6 +17,9 @@ from ..algorithms.base import pack, unpack
 from ..errors import UsageError
 from ..params import average_buffers
 from .wire import Layout, Refused, Update, config, vector
+
+if TYPE_CHECKING:
+    from .loop import Loop
 
 OPEN = (algorithms.FedAvg, algorithms.MimiC)  # means over S_t only: the population may grow while they run
 
@@ -57,6 +60,7 @@ class ServerForm:
             w, self.buffers = layout.read(arrays)
         except Refused as reason:
             raise UsageError(f"the initial arrays cannot be used: {reason}") from None
+        self.clients = []
         self.state = self.algorithm.init(w, self.num_clients or 1)
         self.held = self.num_clients or 1  # rows there are
 
@@ -87,6 +91,10 @@ class ServerForm:
                 value = fresh[name]
             setattr(grown, name.removeprefix("state."), value)
         self.state, self.held = grown, rows
+
+    def run_round(self, loop: "Loop", clients: dict[str, int]) -> None:
+        """One round with these clients: here, letters out and answers in."""
+        loop.exchange(clients)
 
     def ask(self, clients: list[str]) -> dict[str, tuple[dict[str, ArrayRecord], ConfigRecord]]:
         """What goes to each client besides the model: SCAFFOLD's shift, FedProx's mu."""

@@ -94,7 +94,7 @@ class Federated(FlowerFedAvg):
         one_of("weighting", weighting, ["uniform", "samples"])
         self.num_clients = num_clients if num_clients is None else whole("num_clients", num_clients)
         self.wait_for = whole("wait_for", wait_for or self.min_available_nodes)
-        self.enough = enough if enough is None else number("enough", enough, low=0, open_low=True)
+        self.enough = _enough(enough)
         self.late = one_of("late", late, ["refuse", "count"])
         self.max_norm = max_norm if max_norm is None else number("max_norm", max_norm, low=0, open_low=True)
         self.folder, self.buffers, self.seed = folder, tuple(buffers), whole("seed", seed, low=0)
@@ -216,6 +216,13 @@ class Federated(FlowerFedAvg):
                 log.warning("round %s: client %s is left out: %s", server_round, sent.client, why)
         self.tell(server_round - 1, eta_L, updates)
         return (self.form.arrays(), self.metrics(contents)) if updates else (None, None)
+
+
+def _enough(given: Any) -> int | float | None:
+    """A count of answers, or a share of those asked."""
+    if given is None or isinstance(given, int):
+        return None if given is None else whole("enough", given)
+    return number("enough, as a share,", given, low=0, high=1, open_low=True)
 
 
 class FedAvg(Federated):
