@@ -211,6 +211,48 @@ def test_a_client_refuses_to_help_unmask_another(tmp_path):
         guarded(letter(stage="setup", sample_num=6, threshold=3), None, None)
 
 
+def test_a_client_may_insist_on_secure_rounds(tmp_path):
+    strategy = mff.MimiC(**BASE)
+    federate(strategy, 1, app(secure_only=True), timeout=10.0)
+    assert all("secure rounds only" in why for why in strategy.rows[0]["failed"].values())
+    strategy, _ = start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 1, app(state=tmp_path, secure_only=True))
+    assert strategy.rows[0]["active"] == N
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("how", ["malformed", "wrong"])
+def test_nonsense_in_a_secure_round_never_reaches_the_model(tmp_path, stage, how):
+    """Client 2 sends rubbish at one stage of round 1: it is left out, or the round is refused; never a wrong step."""
+
+    def spoil(told):
+        for key, value in told.items():
+            if isinstance(value, bytes):
+                told[key] = b"rubbish" if how == "wrong" else 7
+            elif value and isinstance(value[0], bytes):
+                told[key] = [bytes(len(part)) for part in value] if how == "wrong" else value[:-1]
+
+    class Spoiling(Losing):
+        def __call__(self, node, message, context):
+            reply = super().__call__(node, message, context)
+            mine = context.node_config["partition-id"] == 2 and message.metadata.group_id == "2"
+            if mine and message.content.config_records.get("secaggplus_configs") is not None and self.stage == stage:
+                spoil(reply.content.config_records["secaggplus_configs"])
+            return reply
+
+        def trouble(self, client, t, now):
+            self.stage = now
+            return ""
+
+        def __init__(self, folder):
+            self.app = app(state=folder)
+
+    strategy, result = start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 3, Spoiling(tmp_path))
+    available = participation(strategy.rows)
+    assert available[0] == available[2] == [1] * N
+    assert available[1] in ([0] * N, [1, 1, 0, 1, 1], [1] * N)
+    torch.testing.assert_close(flat(result.arrays), simulated("mimic", available).params, atol=3e-6, rtol=0)
+
+
 def test_an_update_beyond_the_clip_is_not_sent(tmp_path):
     strategy, _ = start(mff.SecureForm(threshold=0.51, clip=1e-3, num_clients=N), 1, app(state=tmp_path))
     assert strategy.rows[0]["active"] == 0

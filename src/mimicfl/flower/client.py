@@ -21,7 +21,7 @@ from ..local.update import LocalSGD
 from ..metrics.evaluate import evaluate as score
 from ..params import Workspace, flatten
 from .held import Held
-from .masked import guarded
+from .masked import CONFIGS, guarded
 from .wire import METRICS, OURS, UPDATE, metrics, tensor, words
 from .wire import config as told
 
@@ -54,6 +54,7 @@ def client_app(
     local: LocalSGD | None = None,
     loss: Any = None,
     state: str | Path | None = None,
+    secure_only: bool = False,
     device: str = "cpu",
 ) -> ClientApp:
     """A ClientApp that trains `model()` on `data(context)`.
@@ -61,6 +62,7 @@ def client_app(
     data     gives this client's samples: a `Data`, or (x, y), or (x_train, y_train, x_test, y_test)
     local    what a client does in a round; its rate is used where the server sends none
     state    folder for what the client keeps itself (client form of MimiC); `state-dir` in the node config wins
+    secure_only   train in rounds of secure aggregation only: a server that asks for a plain update gets none
     """
     work = local or LocalSGD()
     app = ClientApp()
@@ -70,6 +72,8 @@ def client_app(
     @app.train(mods=[guarded])  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
         config, letter = words(message.content, "config"), message.content
+        if secure_only and CONFIGS not in letter:
+            raise UsageError("this client takes part in secure rounds only, and the server asks for a plain update")
         samples = as_data(data(context))
         module = fill(model(), message.content.array_records["arrays"]).to(where)
         frame = Workspace(module, where)

@@ -5,6 +5,7 @@ gives up when one has gone before sharing; here the set shrinks from stage to st
 and the threshold stays the number it was at the beginning. The argument is in docs/flower.md.
 """
 
+import logging
 import math
 import time
 from types import SimpleNamespace
@@ -20,11 +21,12 @@ from ..errors import UsageError, number
 from .ledger import ClientForm
 from .masked import own_copy
 from .post import Sent, reason
-from .wire import Layout, Refused, Update
+from .wire import Layout, Refused, Update, words
 
 if TYPE_CHECKING:
     from .loop import Loop
 
+log = logging.getLogger("flwr")
 STAGES = {Stage.SETUP: "setup", Stage.SHARE_KEYS: "sharing keys", Stage.COLLECT_MASKED_VECTORS: "training", Stage.UNMASK: "unmasking"}
 _server: Any = own_copy("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
 
@@ -94,7 +96,11 @@ class SecureRound:
         """The mean of the corrected updates, or None if the round was refused."""
         state, context = _server.WorkflowState(), self._context()
         for stage in (self.flow.setup_stage, self.flow.share_keys_stage, self.flow.collect_masked_vectors_stage, self.flow.unmask_stage):
-            if not stage(self, context, state):
+            try:
+                if not stage(self, context, state):
+                    return None
+            except Exception as error:  # what a client sent was well formed and still wrong, such as a key that is none
+                log.warning("secure round %s is refused: %s: %s", self.loop.now.t + 1, type(error).__name__, error)
                 return None
             if stage in (self.flow.setup_stage, self.flow.share_keys_stage):
                 # Those who are still here; nobody masks with, or holds shares of, anybody else. The threshold stays.
@@ -105,6 +111,9 @@ class SecureRound:
                 state.nid_to_fitins = {node: self.letters[node] for node in state.active_node_ids}
             if stage == self.flow.collect_masked_vectors_stage:
                 self.counted = set(state.active_node_ids)
+        if self.mean is None or float(self.mean.abs().max()) > 1.001 * self.form.clip:
+            log.warning("secure round %s is refused: its sum is out of range, so a key share must have been wrong", self.loop.now.t + 1)
+            return None
         return self.mean
 
     def send_and_receive(self, messages: list[Message], *, timeout: float | None = None) -> list[Message]:
@@ -136,16 +145,29 @@ class SecureRound:
                 raise Refused(f"{reason(reply)} (while {STAGES[stage]})")
             if stage == Stage.COLLECT_MASKED_VECTORS:
                 self.form.hear(sent.client, reply.content)
-                sent_bytes = reply.content.config_records[RECORD_KEY_CONFIGS][Key.MASKED_PARAMETERS]
-                arrays = [bytes_to_ndarray(part) for part in sent_bytes]  # type: ignore[union-attr, arg-type]
-                if [a.shape for a in arrays] != [(1,), (self.form.layout.size,)] or any(a.dtype != np.int64 for a in arrays):
-                    raise Refused("its masked vector has the wrong shape or type")
-                self.loop.now.bytes_up += sum(a.nbytes for a in arrays)
+            told = words(reply.content, RECORD_KEY_CONFIGS)
+            if not self._well_formed(stage, told):
+                raise Refused(f"its answer is malformed (while {STAGES[stage]})")
+            if stage == Stage.COLLECT_MASKED_VECTORS:
+                self.loop.now.bytes_up += 8 * (1 + self.form.layout.size)
                 self.loop.now.vectors_up += 1
         except (Refused, KeyError, ValueError, TypeError) as why:
             self.why[sent.client] = str(why)
             return False
         return True
+
+    def _well_formed(self, stage: str, told: dict[str, Any]) -> bool:
+        """Is it what the workflow will rely on?"""
+        if stage == Stage.SETUP:
+            return all(isinstance(told[key], bytes) for key in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2))
+        if stage == Stage.COLLECT_MASKED_VECTORS:
+            arrays = [bytes_to_ndarray(part) for part in told[Key.MASKED_PARAMETERS]]
+            return [a.shape for a in arrays] == [(1,), (self.form.layout.size,)] and all(a.dtype == np.int64 for a in arrays)
+        shared = stage == Stage.SHARE_KEYS
+        nodes, secrets = told[Key.DESTINATION_LIST if shared else Key.NODE_ID_LIST], told[Key.CIPHERTEXT_LIST if shared else Key.SHARE_LIST]
+        return (
+            len(nodes) == len(set(nodes)) == len(secrets) and set(nodes) <= self.names.keys() and all(isinstance(s, bytes) for s in secrets)
+        )
 
     def _context(self) -> Any:
         """The little that the workflow wants of Flower's legacy context."""
