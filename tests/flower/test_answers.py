@@ -111,6 +111,24 @@ def test_arrays_of_any_shape_and_type():
     assert strategy.form.layout.size == 5
 
 
+def test_a_running_statistic_that_is_not_finite_is_refused():
+    arrays = ArrayRecord({"w": Array(np.ones(2)), "norm.running_var": Array(np.ones(2, dtype=np.float32))})
+
+    def client(node, message, context):
+        if message.metadata.message_type != "train":
+            return mff.hello(message, context)
+        record = message.content["arrays"]
+        if context.node_config["partition-id"] == 1:
+            record["norm.running_var"] = Array(np.array([1.0, np.inf], dtype=np.float32))
+        return Letter(RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1})}), reply_to=message)
+
+    strategy = mff.MimiC(fraction_evaluate=0.0, wait_for=2, poll=0.005)
+    with mff.Federation(client, 2).running() as grid:
+        strategy.start(grid, arrays, 1, 20.0)
+    assert strategy.rows[0]["failed"] == {"1": "array 'norm.running_var' holds values that are not finite"}
+    assert bool(torch.isfinite(strategy.form.buffers["norm.running_var"]).all())
+
+
 def spoil(reply, how):
     record = reply.content["update"]
     g = record["g"].numpy().copy()

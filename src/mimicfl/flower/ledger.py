@@ -78,7 +78,6 @@ class ClientForm(ServerForm):
         self.v[t] = v
         for client in clients:
             self.counted[client] = (self.echo[client], t)
-        self._mend()
         needed = {round_ for client, (ticket, round_) in self.counted.items() if self.committed.get(client) != ticket}
         self.v = {round_: v for round_, v in self.v.items() if round_ in needed}
 
