@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import flow
 from rich.console import Console
 
 from mimicfl import runner
@@ -92,5 +93,6 @@ if __name__ == "__main__":
             shutil.copy(demo / "curves.png", DOCS / "pictures" / "demo.png")
             shutil.copy(demo / "availability.png", DOCS / "pictures" / "availability.png")
             photograph(demo / "report.html", DOCS / "pictures" / "report.png")
+            flow.draw().savefig(flow.OUT, dpi=130)
             assert main(["availability", "show", "bounded:20", "--out", str(DOCS / "pictures" / "bounded.png")]) == 0
     Console().print("docs are up to date")
