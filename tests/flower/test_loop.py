@@ -149,6 +149,24 @@ def test_an_app_that_does_not_say_who_it_is_goes_by_its_node_id():
     assert strategy.rows[1]["active"] == N
 
 
+def test_a_greeting_that_failed_does_not_make_a_client_two():
+    """Client 1's app breaks down at the greeting; its first answer tells its name, and from then on it is known by it."""
+    ready, failed = app(), []
+
+    def client(node, message, context):
+        if message.metadata.message_type == "query" and context.node_config["partition-id"] == 1 and not failed:
+            failed.append(node)
+            raise RuntimeError("out of memory")
+        return ready(message, context)
+
+    strategy = mff.MIFA(num_clients=N, **BASE)
+    federate(strategy, 3, client)
+    assert sorted(strategy.form.clients) == ["0", "1", "2", "3", "4"]
+    assert "it says now that it is client 1" in strategy.rows[0]["failed"][f"node-{failed[0]}"]
+    assert participation(strategy.rows) == [[1, 0, 1, 1, 1], [1] * 5, [1] * 5]
+    assert torch.equal(strategy.form.w, simulated("mifa", participation(strategy.rows)).params)
+
+
 def test_nobody_there_is_said_and_bounded():
     with pytest.raises(UsageError, match=r"waited 0.3 s for 9 idle client\(s\), 5 are there"):
         federate(mff.MimiC(**(BASE | {"wait_for": 9, "patience": 0.3})), 1)

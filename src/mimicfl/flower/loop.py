@@ -19,7 +19,7 @@ from .post import Post, Sent
 from .record import Round, sentence
 from .roster import Roster
 from .server import natural
-from .wire import Refused, size
+from .wire import OURS, Refused, size, words
 
 if TYPE_CHECKING:
     from .strategy import Federated
@@ -189,6 +189,12 @@ class Loop:
     def _take(self, sent: Sent, reply: Message) -> None:
         now, client = self.now, sent.client
         on_time = sent.t == now.t
+        told = None if reply.has_error() else words(reply.content, OURS).get("client-id")
+        if self.s.ask_names and isinstance(told, str) and client == f"node-{sent.node}" != told:
+            self.s.form.rename(client, told)
+            self.roster.name(sent.node, told)  # its answer to the greeting had failed
+            now.failed[client] = f"it says now that it is client {told}: it is asked under that name from the next round on"
+            return
         if not on_time and (self.s.late == "refuse" or client in now.updates):
             if not reply.has_error():
                 now.stale[client] = sent.t

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from .post import Post, Sent, reason
 from .wire import OURS, words
 
+GONE = (3, 4, 5)  # error codes of an answer that never came: expired, or the node is gone
 log = logging.getLogger("flwr")
 
 
@@ -38,20 +39,21 @@ class Roster:
             self.post.send([(RecordDict({OURS: ConfigRecord({"hello": 1})}), Sent(n, "", "hello")) for n in new], MessageType.QUERY)
         else:
             for node in new:
-                self._name(node, f"node-{node}")
+                self.name(node, f"node-{node}")
 
     def hear(self, sent: Sent, reply: Message) -> list[Sent]:
         """An answer to a greeting; returns letters that will never be answered, since their client has come back elsewhere."""
         told = None if reply.has_error() else words(reply.content, OURS).get("client-id")
-        if told is None and reply.has_error() and reply.error.code != 2:
+        if reply.has_error() and reply.error.code in GONE:
             return []  # it went away before it answered; if it is still there, it is asked again
         if not isinstance(told, str) or not told:
             why = reason(reply) if reply.has_error() else "no client-id in its answer"
             log.info("node %s does not say who it is (%s): it is known by its node id", sent.node, why[:120])
             told = f"node-{sent.node}"
-        return self._name(sent.node, told)
+        return self.name(sent.node, told)
 
-    def _name(self, node: int, client: str) -> list[Sent]:
+    def name(self, node: int, client: str) -> list[Sent]:
+        """The client at this node; returns letters to where it was before."""
         self.names[node] = client
         before, self.at[client] = self.at.get(client), node
         if before is None or before == node:

@@ -81,6 +81,11 @@ class ServerForm:
                 self._grow(2 * self.held)
         return self.clients.index(client)
 
+    def rename(self, client: str, told: str) -> None:
+        """A client that was never counted turns out to be another: its row is that one's, unless that one has a row."""
+        if client in self.clients and told not in self.clients:
+            self.clients[self.clients.index(client)] = told
+
     def _grow(self, rows: int) -> None:
         """More rows, new ones as `init` makes them; whatever has no row per client is kept as it is."""
         grown = self.algorithm.init(self.w, rows)
