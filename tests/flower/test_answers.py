@@ -60,6 +60,14 @@ def pattern(available):
     return Explicit(available)
 
 
+def test_scaffold_refuses_clients_that_know_nothing_of_it():
+    """An app that ignores the shift does not tell its steps either; its weights would make the controls wrong, silently."""
+    strategy = mff.SCAFFOLD(num_clients=N, **BASE)
+    federate(strategy, 1, unmodified())
+    assert strategy.rows[0]["active"] == 0
+    assert all("number of local steps" in why for why in strategy.rows[0]["failed"].values())
+
+
 def test_one_changed_line_without_any_option():
     """`MimiC()` where `FedAvg()` stood, rate in the train config as the app always had it: with everybody there, FedAvg's result."""
     result, _ = federate(mff.MimiC(), 2, unmodified(), train_config=ConfigRecord({"lr": 0.05}))

@@ -92,6 +92,7 @@ class Federated(FlowerFedAvg):
         self.global_lr = None if isinstance(global_lr, str) and global_lr == "local" else schedule(global_lr)
         one_of("update", update, ["sum", "mean"])
         one_of("weighting", weighting, ["uniform", "samples"])
+        self.needs_steps = update == "mean" or isinstance(self.algorithm, algorithms.SCAFFOLD)  # what a mean gradient is made with
         self.num_clients = num_clients if num_clients is None else whole("num_clients", num_clients)
         self.wait_for = whole("wait_for", wait_for or self.min_available_nodes)
         self.enough = _enough(enough)
@@ -159,7 +160,7 @@ class Federated(FlowerFedAvg):
         if reply.has_error():
             raise Refused(reason(reply))
         self.form.hear(sent.client, reply.content)
-        return read_update(reply.content, self.form.layout, sent.about.w, sent.about.eta_L, self.max_norm)
+        return read_update(reply.content, self.form.layout, sent.about.w, sent.about.eta_L, self.max_norm, self.needs_steps)
 
     def tell(self, t: int, eta_L: float, updates: dict[str, Update]) -> float:
         """The updates of a round reach the algorithm; returns eta_t."""

@@ -138,7 +138,9 @@ def size(record: ArrayRecord) -> int:
     return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in record.values())
 
 
-def read_update(content: RecordDict, layout: Layout, w: Tensor, eta_L: float, max_norm: float | None) -> Update:
+def read_update(
+    content: RecordDict, layout: Layout, w: Tensor, eta_L: float, max_norm: float | None = None, needs_steps: bool = False
+) -> Update:
     """An answer as an update: sent as g by our own client, or formed here from the trained weights of any other.
 
     Weights give g = (w_t - w_i) / eta_L, in double. What rounding the weights carried returns to the model multiplied by
@@ -164,14 +166,16 @@ def read_update(content: RecordDict, layout: Layout, w: Tensor, eta_L: float, ma
     moved = eta_L * float(g.double().norm())
     if max_norm is not None and moved > max_norm:
         raise Refused(f"it moves the model by {moved:.3g}, allowed is {max_norm:.3g}")
-    return Update(g, *_metrics(content), buffers)
+    return Update(g, *_metrics(content, needs_steps), buffers)
 
 
-def _metrics(content: RecordDict) -> tuple[int, float, float | None]:
+def _metrics(content: RecordDict, needs_steps: bool) -> tuple[int, float, float | None]:
     """K, the samples and the training loss, where they are told."""
     told: dict[str, Any] = {}
     for record in content.metric_records.values():
         told |= dict(record)
+    if needs_steps and "steps" not in told:
+        raise Refused("it does not tell its number of local steps, which is needed here: use mimicfl.flower.client_app")
     steps, samples, loss = told.get("steps", 1), told.get("num-examples", 1), told.get("train-loss", told.get("train_loss"))
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise Refused(f"it claims {steps!r} local steps")
