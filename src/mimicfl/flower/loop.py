@@ -126,7 +126,7 @@ class Loop:
             if time.monotonic() - said > SAY_EVERY:
                 said = time.monotonic()
                 log.info("round %s waits for %s idle client(s): %s are there, %s busy", t + 1, need, len(idle), len(self.post.busy))
-            time.sleep(s.poll)
+            time.sleep(self.post.poll)
         self.now.began = time.monotonic()
         if self.present is not None:
             there = {str(i) for i in np.flatnonzero(self.present[t])}

@@ -10,6 +10,7 @@ from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
 
 REASONS = {
     1: "its app could not be loaded",
@@ -35,8 +36,9 @@ class Sent:
 class Post:
     """The push and pull side of a grid."""
 
-    def __init__(self, grid: Grid, poll: float = 0.2) -> None:
-        self.grid, self.poll = grid, poll
+    def __init__(self, grid: Grid, poll: float | None = None) -> None:
+        self.grid = grid
+        self.poll = poll or (0.02 if isinstance(grid, InMemoryGrid) else 0.2)
         self.under_way: dict[str, Sent] = {}
 
     def send(self, letters: list[tuple[RecordDict, Sent]], message_type: str, ttl: float | None = None) -> list[Sent]:

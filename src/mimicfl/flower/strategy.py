@@ -56,6 +56,8 @@ class Federated(FlowerFedAvg):
     folder         checkpoints and rows; started again with the same folder, it goes on where it was
     availability   a pattern that decides who is asked when, for studies in Flower's simulation; label-correlated ones need
                    class_counts [N, classes]
+    patience       seconds to wait for clients before giving up; None: for ever
+    poll           seconds between looks for answers; None: 0.2 on a network, 0.02 in memory
     client_ids     "hello": ask nodes who they are; "node": go by node id, which authentication keys make stable
     form           an object that holds the state, see `ServerForm`; others: `ClientForm`, `SecureForm`
     Further options are those of Flower's FedAvg.
@@ -83,7 +85,7 @@ class Federated(FlowerFedAvg):
         form: Any = None,
         seed: int = 0,
         patience: float | None = None,
-        poll: float = 0.2,
+        poll: float | None = None,
         **flower: Any,
     ) -> None:
         super().__init__(**({"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1} | flower))
@@ -101,7 +103,7 @@ class Federated(FlowerFedAvg):
         self.folder, self.buffers, self.seed = folder, tuple(buffers), whole("seed", seed, low=0)
         self.ask_names = one_of("client_ids", client_ids, ["hello", "node"]) == "hello"
         self.patience = patience if patience is None else number("patience", patience, low=0)
-        self.poll = number("poll", poll, low=0, open_low=True)
+        self.poll = poll if poll is None else number("poll", poll, low=0, open_low=True)
         self.pattern = None if availability is None else patterns.make(availability)
         self.class_counts = None if class_counts is None else np.asarray(class_counts)
         if self.pattern is not None and self.num_clients is None:
@@ -191,7 +193,7 @@ class Federated(FlowerFedAvg):
                 roster.hear(sent, reply)
             if len(idle := roster.idle()) >= need and not post.under_way:
                 break
-            time.sleep(self.poll)
+            time.sleep(post.poll)
         asked, letters = self.ask(server_round - 1, sorted(idle), arrays, config)
         self._asked = {}
         messages = []
