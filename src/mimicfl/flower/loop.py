@@ -151,11 +151,11 @@ class Loop:
         for client in letters:
             self.count_down(letters[client])
         enough = self._enough(len(sent))
-        while now.waiting and len(now.updates) < enough:
+        while now.waiting and now.on_time < enough:
             self.look()
-            if not now.waiting or len(now.updates) >= enough or not self.post.rest(deadline):
+            if not now.waiting or now.on_time >= enough or not self.post.rest(deadline):
                 break
-        closed = "the round had enough answers" if len(now.updates) >= enough else "no answer in time"
+        closed = "the round had enough answers" if now.on_time >= enough else "no answer in time"
         now.failed |= dict.fromkeys(now.waiting, closed)
         now.eta = s.tell(now.t, asked.eta_L, now.updates)
 

@@ -34,6 +34,11 @@ class Round:
     eta: float | None = None
 
     @property
+    def on_time(self) -> int:
+        """Answers to this round's own letters: late ones of earlier rounds do not fill it up."""
+        return len(self.updates.keys() - self.late.keys())
+
+    @property
     def waiting(self) -> set[str]:
         return {c for c, s in self.sent.items() if c not in self.updates and c not in self.failed and s.t == self.t}
 
