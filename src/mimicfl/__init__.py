@@ -11,7 +11,8 @@ from .errors import Diverged, UsageError
 from .local import lr, models
 from .local.update import LocalSGD
 from .metrics.history import History
-from .runner import compare, run
+from .runner import run
+from .sweep import compare
 
 __all__ = [
     "MIFA",

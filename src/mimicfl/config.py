@@ -19,7 +19,7 @@ from .errors import UsageError, nearest, one_of, whole
 from .registry import parse
 
 # Settings that say how or where a run is made, not what it is.
-BESIDE_THE_POINT = ("device", "engine", "checkpoint_every", "data_path", "plugins")
+BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "data_path", "plugins")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
 CUSTOMARY: dict[str, dict[str, Any]] = {
@@ -67,9 +67,11 @@ class Experiment:
     )
     seed: int = setting(0, "everything random follows from it", "S")
     device: str = setting("cpu", "cpu, cuda or auto", "NAME")
-    engine: str = setting("auto", "auto (the fastest that fits), plain, or native (compiled, CPU)", "NAME")
+    engine: str = setting("auto", "auto (the fastest that fits), plain, native or workers (CPU), batched or streams (GPU)", "NAME")
+    precision: str = setting("fp32", "of products on a GPU: fp32, tf32 or bf16", "NAME")
     dtype: str = setting("float32", "float32 or float64", "NAME")
     eval_every: int = setting(1, "test after every so many rounds", "R")
+    state_budget: str = setting("auto", "GiB for per-client state on the device, or there and in host memory: 4 or 4,16", "GIB")
     checkpoint_every: int = setting(0, "rounds between checkpoints; 0: as often as 5 %% of the time allows", "R")
     plugins: list[str] = setting([], "Python files or modules to import first (own algorithms, patterns, models, datasets)", "FILE")
 
@@ -90,7 +92,8 @@ class Experiment:
         one_of("weighting", self.weighting, ["uniform", "samples"])
         one_of("preset", self.preset, ["none", "authors"])
         one_of("dtype", self.dtype, ["float32", "float64"])
-        one_of("engine", self.engine, ["auto", "plain", "native"])
+        one_of("engine", self.engine, ["auto", "plain", "native", "workers", "batched", "streams"])
+        one_of("precision", self.precision, ["fp32", "tf32", "bf16"])
 
     def resolved(self) -> "Experiment":
         """The same experiment with every "auto" filled in and the preset applied."""
@@ -163,6 +166,21 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{file} is not valid TOML: {error}") from None
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """A file's settings; plugins and data in it are found from where the file is, not from where the command runs."""
+    settings: dict[str, Any] = {}
+    for key, value in read_toml(file).items():
+        name = key.replace("-", "_")
+        if name in settings:
+            raise UsageError(f"{file}: {key!r} is given twice")
+        settings[name] = value
+    if isinstance(settings.get("plugins"), list):
+        settings["plugins"] = [str(file.parent / p) if str(p).endswith(".py") else p for p in settings["plugins"]]
+    if isinstance(settings.get("data_path"), str):
+        settings["data_path"] = str(file.parent / settings["data_path"])
+    return settings
 
 
 def coerce(name: str, value: Any, kind: Any) -> Any:

@@ -1,9 +1,10 @@
-"""From settings to results: build what an experiment names, run it, compare several."""
+"""From settings to results: build what an experiment names, and run it."""
 
 import dataclasses
 import functools
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,14 +17,14 @@ from . import algorithms, availability
 from .config import Experiment, from_dict
 from .data import partition
 from .data.dataset import Data
-from .data.datasets import load
+from .data.datasets import DATASETS, load
 from .engine.run import Run
 from .engine.simulate import simulate
 from .errors import UsageError
 from .local import models
 from .local.update import LocalSGD
 from .metrics.history import History, Row
-from .metrics.store import RunFolder, check_same
+from .metrics.store import RunFolder
 from .registry import parse
 
 ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
@@ -37,11 +38,11 @@ def build(experiment: Experiment) -> dict[str, Any]:
     algorithm = algorithms.make(e.algorithm)
     pattern = availability.make(e.availability)
     local = LocalSGD(e.epochs, None if e.batch_size == "full" else int(e.batch_size), e.lr, e.steps)
-    data = _data(e.dataset, e.data_path, e.num_clients, e.seed)
+    data = _data(e)
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every")
+    names = ("rounds", "uploads", "global_lr", "update", "weighting", "seed", "device", "engine", "eval_every", "precision", "state_budget")
     return {
         "model": model,
         "data": data,
@@ -55,9 +56,16 @@ def build(experiment: Experiment) -> dict[str, Any]:
     }
 
 
-@functools.lru_cache(maxsize=4)  # a comparison of many runs reads and verifies its data once
-def _data(name: str, path: str | None, num_clients: int, seed: int) -> Data:
-    return load(name, path, num_clients=num_clients, seed=seed)
+def _data(e: Experiment) -> Data:
+    """The experiment's data; runs that may share it get the same object."""
+    factory = DATASETS.find(parse(e.dataset)[0])
+    taken = inspect.signature(factory).parameters
+    return _load(e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
+
+
+@functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
+def _load(name: str, path: str | None, **options: Any) -> Data:
+    return load(name, path, **options)
 
 
 def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
@@ -77,6 +85,14 @@ def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
     return e, arguments
 
 
+def begin(experiment: Experiment) -> tuple[Experiment, Run]:
+    """The settled experiment, and its run before the first round."""
+    e, arguments = settle(experiment)
+    run = Run(**{key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every")})
+    run.config = e.to_dict()
+    return e, run
+
+
 def run(
     experiment: Experiment,
     out: str | Path | None = None,
@@ -91,44 +107,15 @@ def run(
 
 def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[[str], None] | None = None) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
-    folder = RunFolder(path)
+    return run(settings_of(RunFolder(path)), path, progress, notice)
+
+
+def settings_of(folder: RunFolder) -> Experiment:
+    """The experiment a folder holds."""
     if folder.config.get("source") == "python":
-        again = f"call simulate(..., out={str(path)!r}) again with the same arguments"
-        raise UsageError(f"{path} was started from Python with objects of its own: {again}")
-    return run(from_dict(folder.config, str(folder.path / "config.toml")), path, progress, notice)
-
-
-def compare(
-    experiment: Experiment,
-    algorithms: Sequence[str] = ALL,
-    seeds: Sequence[int] = (0, 1, 2),
-    out: str | Path | None = None,
-    progress: Reporter | None = None,
-    notice: Callable[[str], None] | None = None,
-) -> dict[str, list[History]]:
-    """Several algorithms and seeds on the same splits, availability and initial models; runs finished before are not run again."""
-    plan = {(a, s): dataclasses.replace(experiment, algorithm=a, seed=s) for a in algorithms for s in seeds}
-    if not plan:
-        raise UsageError("compare needs at least one algorithm and one seed")
-    if out is not None and (Path(out) / "config.toml").exists():
-        raise UsageError(f"{out} is a run folder itself: give compare a folder of its own")
-    for (a, s), e in plan.items():  # a mistake in the last run must not surface after an hour of the first
-        settled, _ = settle(e)
-        if out is not None and (Path(out) / folder_name(a, s) / "config.toml").exists():
-            check_same(RunFolder(Path(out) / folder_name(a, s)), settled.to_dict())
-    results: dict[str, list[History]] = {a: [] for a in algorithms}
-    said: list[str] = []
-
-    def when_it_changes(sentence: str) -> None:
-        """Runs of different length may take different engines; each change of engine is told, each repetition is not."""
-        engine = sentence.partition(":")[0]
-        if notice and said[-1:] != [engine]:
-            notice(sentence)
-        said.append(engine)
-
-    for (a, s), e in plan.items():
-        results[a].append(run(e, None if out is None else Path(out) / folder_name(a, s), progress, when_it_changes))
-    return results
+        again = f"call simulate(..., out={str(folder.path)!r}) again with the same arguments"
+        raise UsageError(f"{folder.path} was started from Python with objects of its own: {again}")
+    return from_dict(folder.config, str(folder.path / "config.toml"))
 
 
 def folder_name(algorithm: str, seed: int) -> str:

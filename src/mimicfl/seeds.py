@@ -24,16 +24,21 @@ def stream(seed: int, purpose: str, *keys: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
+def number(seed: int, purpose: str, *keys: int) -> int:
+    """One whole number below 2^63 for a key: a seed for generators of other kinds."""
+    return int.from_bytes(_digest(seed, purpose, keys)[:8], "little") >> 1
+
+
 @contextmanager
 def torch_stream(seed: int, purpose: str, *keys: int, device: torch.device | None = None) -> Iterator[None]:
     """Run torch's own random layers (dropout, initialisation) on a keyed stream; the caller's generator is untouched."""
-    number = int.from_bytes(_digest(seed, purpose, keys)[:8], "little") >> 1
+    key = number(seed, purpose, *keys)
     gpus: list[int] = []
     if device is not None and device.type == "cuda":
         gpus = [torch.cuda.current_device() if device.index is None else device.index]
     with torch.random.fork_rng(devices=gpus):
         # Seed just these generators: torch.manual_seed would also reseed GPUs that this run does not use.
-        torch.default_generator.manual_seed(number)
+        torch.default_generator.manual_seed(key)
         for index in gpus:
-            torch.cuda.default_generators[index].manual_seed(number)
+            torch.cuda.default_generators[index].manual_seed(key)
         yield

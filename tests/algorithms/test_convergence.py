@@ -3,6 +3,8 @@
 This is the test that catches subtly wrong MimiCs: two of them, broken on purpose, are run through it below.
 """
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -63,7 +65,7 @@ class ForgetfulScaffold(mf.SCAFFOLD):
     """Wrong: c_i is never written back."""
 
     def aggregate(self, state, active, g, step):
-        before = state.c_i.clone()
+        before = copy.deepcopy(state.c_i)
         state = super().aggregate(state, active, g, step)
         state.c_i = before
         return state

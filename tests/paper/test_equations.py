@@ -41,8 +41,9 @@ def test_local_sgd_and_local_update(quadratic):
     """w_{k+1} = w_k - eta_L grad F_i(w_k; xi_k), and g_i = (1/K) sum of those gradients."""
     data, split = quadratic["data"], as_split(quadratic["split"], 72)
     local = mf.LocalSGD(steps=4, batch_size=None, lr=ETA)
-    cohort = PlainCohort(quadratic["model"], Clients(data, split, torch.device("cpu"), torch.float64), local, mse)
-    answers = cohort.train(Ask(0, 0, torch.zeros(5, dtype=torch.float64), {}, np.array([2]), mf.Task(), ETA, ETA))
+    clients = Clients(data, split, torch.device("cpu"), torch.float64)
+    cohort = PlainCohort(quadratic["model"], clients, mse)
+    answers = cohort.train([Ask(clients, local, 0, 0, torch.zeros(5, dtype=torch.float64), {}, np.array([2]), mf.Task(), ETA, ETA)])[0]
     w, total = np.zeros(5), np.zeros(5)
     for _ in range(4):
         g = gradient(data, split[2], w)
@@ -91,7 +92,7 @@ def test_correction_variable(quadratic):
     algorithm = mf.MimiC()
     state = algorithm.init(torch.zeros(3, dtype=torch.float64), 4)
     state.c[:] = torch.arange(12.0, dtype=torch.float64).view(4, 3)
-    old, active = state.c.clone(), torch.tensor([1, 2])
+    old, active = state.c[:], torch.tensor([1, 2])
     g = torch.randn(2, 3, dtype=torch.float64)
     half = torch.full((2,), 0.5, dtype=torch.float64)
     state = algorithm.aggregate(state, active, g, mf.Step(0, ETA, ETA, torch.ones(2), half, half))

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from ..errors import one_of
+from ..rows import Rows
 from .base import State, Step, Task, memory, register
 
 
 @dataclass
 class MifaState(State):
-    G: Tensor  # [N, d] each client's last update
+    G: Rows  # [N, d] each client's last update
     total: Tensor  # [d] double: the rows of G, weighted by their share of the population, kept up to date row by row
     seen: Tensor  # [N] bool
     weight: Tensor  # [] double, the share of the population that has been seen

@@ -6,12 +6,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import one_of
+from ..rows import Rows
 from .base import State, Step, Task, memory, register
 
 
 @dataclass
 class MimicState(State):
-    c: Tensor  # [N, d] the correction variables
+    c: Rows  # [N, d] the correction variables
 
 
 @register("mimic")

@@ -6,13 +6,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from ..rows import Rows
 from .base import State, Step, Task, memory, register
 
 
 @dataclass
 class ScaffoldState(State):
     c: Tensor  # [d] the server's control, always the weighted mean of the rows of c_i
-    c_i: Tensor  # [N, d] the clients' controls
+    c_i: Rows  # [N, d] the clients' controls
 
 
 @register("scaffold")

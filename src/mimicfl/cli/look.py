@@ -76,19 +76,30 @@ def bench(arguments: argparse.Namespace, console: Console) -> None:
     except ValueError:
         raise UsageError(f"--cohorts takes numbers such as 3,30, got {arguments.cohorts!r}") from None
     here = environment()
-    console.print(f"{here['processor']}, {here['threads']} threads, torch {here['torch']}, python {here['python']}", soft_wrap=True)
-    timings, ready, missing = measure(arguments.model, arguments.batch_size, arguments.steps, cohorts, arguments.repeats)
-    if missing:
-        console.print(f"native is missing: {missing}", soft_wrap=True)
-    else:
-        console.print(f"native was traced, generated, compiled (or found compiled) and checked in {ready:.1f} s", soft_wrap=True)
-    console.print(f"{arguments.model}, batch {arguments.batch_size}: us of wall time per client-step, median (lowest-highest)")
-    plain = {t.cohort: t.median for t in timings if t.engine == "plain"}
+    timings, words = measure(
+        arguments.model,
+        arguments.batch_size,
+        arguments.steps,
+        cohorts,
+        arguments.repeats,
+        arguments.device,
+        arguments.precision,
+        arguments.engines or "",
+    )
+    gpu = f"{here['gpu']}, " if arguments.device != "cpu" and here.get("gpu") else ""
+    console.print(f"{gpu}{here['processor']}, {here['threads']} threads, torch {here['torch']}, python {here['python']}", soft_wrap=True)
+    for sentence in words:
+        console.print(sentence, soft_wrap=True)
+    console.print(
+        f"{arguments.model}, batch {arguments.batch_size}, {arguments.precision}: us of wall time per client-step, median (lowest-highest)"
+    )
+    bare = {t.cohort: t.median for t in timings if t.engine == "bare"}
     for t in timings:
-        ratio = f"{plain[t.cohort] / t.median:5.1f}x plain, off by {t.difference:.0e}" if t.engine != "plain" else ""
-        console.print(
-            f"  cohort {t.cohort:3}  {t.engine:7} {t.median:9.1f}  ({t.lowest:.1f}-{t.highest:.1f})  {ratio}".rstrip(), soft_wrap=True
-        )
+        ratio = f"{bare[t.cohort] / t.median:6.1f}x bare" if t.engine != "bare" else ""
+        ratio += f", off by {t.difference:.0e}" if t.engine not in ("bare", "plain") else ""
+        peak = f"  {t.memory:6.0f} MiB" if t.memory else ""
+        speed = f"({t.lowest:.1f}-{t.highest:.1f})  {t.rounds:8.2f} rounds/s{peak}"
+        console.print(f"  cohort {t.cohort:3}  {t.engine:8} {t.median:9.1f}  {speed}  {ratio}".rstrip(), soft_wrap=True)
 
 
 def draw(available: np.ndarray, width: int, most_clients: int = 60) -> Text:

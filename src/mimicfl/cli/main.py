@@ -52,6 +52,20 @@ def parser() -> Parser:
     add_settings(p, without=("algorithm", "seed"))
     p.set_defaults(call=train.compare)
 
+    p = command(
+        "sweep",
+        "train every combination of a grid of settings, as many runs at once as fit",
+        "mimicfl sweep grid.toml --device cuda",
+        "mimicfl sweep grid.toml --ray auto",
+    )
+    p.add_argument("file", help="settings in TOML, and a [grid] of lists to combine", metavar="FILE.toml")
+    p.add_argument("--out", help="folder for the runs and the reports (default runs/FILE)", metavar="DIR")
+    p.add_argument(
+        "--ray", help="spread the runs over a Ray cluster: its address, 'auto', or 'local' for workers on this machine", metavar="ADDRESS"
+    )
+    add_settings(p, only=("device", "engine", "state_budget", "checkpoint_every", "data_path"))
+    p.set_defaults(call=train.sweep)
+
     p = command("resume", "go on with a stopped run, or all stopped runs of a folder, to the same end", "mimicfl resume runs/first")
     p.add_argument("run", help="run folder, or a folder of runs", metavar="RUN")
     p.set_defaults(call=train.resume)
@@ -75,6 +89,9 @@ def parser() -> Parser:
     p.add_argument("--steps", type=int, default=20, help="local steps a client (default 20)", metavar="K")
     p.add_argument("--cohorts", default="3,30", help="clients a round, one or several (default 3,30)", metavar="M")
     p.add_argument("--repeats", type=int, default=7, metavar="R")
+    p.add_argument("--device", default="cpu", help="cpu (default), cuda or auto", metavar="NAME")
+    p.add_argument("--precision", default="fp32", help="fp32 (default), tf32 or bf16", metavar="NAME")
+    p.add_argument("--engines", help="which besides plain, e.g. native,workers or batched,compiled,streams (default: all)", metavar="NAMES")
     p.add_argument("--threads", type=int, help="threads (default: torch's)", metavar="T")
     p.set_defaults(call=look.bench)
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config import SETTINGS, Experiment, from_dict, read_toml
-from ..errors import UsageError, nearest
+from ..config import SETTINGS, Experiment, from_dict, read_settings
+from ..errors import nearest
 
 ALIASES = {"num_clients": "--clients"}
 
@@ -32,11 +32,11 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = ()) -> None:
+def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
     """`--dataset`, `--rounds`, ...: none given means the file's value or the default."""
     group = parser.add_argument_group("settings (the same words in TOML)")
     for name, field in SETTINGS.items():
-        if name in without:
+        if name in without or (only and name not in only):
             continue
         flags = [f"--{name.replace('_', '-')}", *([ALIASES[name]] if name in ALIASES else [])]
         default = f" (default {field.default})" if field.default not in ("auto", None) and isinstance(field.default, (str, int)) else ""
@@ -58,7 +58,7 @@ def experiment(arguments: argparse.Namespace, also: tuple[str, ...] = ()) -> Exp
     settings: dict[str, Any] = {}
     own = given(arguments)
     if getattr(arguments, "file", None):
-        settings = _from_file(Path(arguments.file))
+        settings = read_settings(Path(arguments.file))
     for key in also:
         value = settings.pop(key, None)
         if getattr(arguments, key) is None:
@@ -71,18 +71,3 @@ def experiment(arguments: argparse.Namespace, also: tuple[str, ...] = ()) -> Exp
     if settings:
         from_dict({key: value for key, value in settings.items() if key not in own}, str(arguments.file))
     return from_dict(settings | own)
-
-
-def _from_file(file: Path) -> dict[str, Any]:
-    """A file's settings; plugins and data in it are found from where the file is, not from where the command runs."""
-    settings: dict[str, Any] = {}
-    for key, value in read_toml(file).items():
-        name = key.replace("-", "_")
-        if name in settings:
-            raise UsageError(f"{file}: {key!r} is given twice")
-        settings[name] = value
-    if isinstance(settings.get("plugins"), list):
-        settings["plugins"] = [str(file.parent / p) if str(p).endswith(".py") else p for p in settings["plugins"]]
-    if isinstance(settings.get("data_path"), str):
-        settings["data_path"] = str(file.parent / settings["data_path"])
-    return settings

@@ -20,69 +20,63 @@ class Rate(ProgressColumn):
 
 
 class Reporter:
-    """Call it after every round; use as a context manager."""
+    """Call it after every round of any run; use as a context manager. Runs may come one after another or all at once."""
 
     def __init__(self, console: Console, runs: int = 1) -> None:
         self.console, self.runs = console, runs
-        self.current: tuple[str, int] | None = None
-        self.index = self.first = 0
-        self.label = self.note = ""
-        self.began = self.printed = self.ended = time.monotonic()
-        self.task = self.all = TaskID(0)
+        self.done: dict[int, tuple[int, int]] = {}  # rounds of each run, and of how many
+        self.first: dict[int, int] = {}
+        self.notes: dict[int, str] = {}
+        self.finished = 0
+        self.began = self.printed = time.monotonic()
+        self.task = TaskID(0)
         self.live = console.is_terminal
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
         self.bars = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True, disable=not self.live)
 
     def __enter__(self) -> "Reporter":
         self.bars.start()
-        if self.live and self.runs > 1:
-            self.all = self.bars.add_task("all runs", total=self.runs, note="")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bars.stop()
 
     def __call__(self, experiment: Experiment, row: Row, total: int) -> None:
-        key = (experiment.algorithm, experiment.seed)
-        if key != self.current:
-            self._begin(experiment, row, total)
-        note = f"{self.metric(row)}"
-        done = row["round"] + 1
+        key, rounds = id(experiment), row["round"] + 1
+        if not self.done:
+            self.began = time.monotonic() - float(row.get("seconds") or 0.0)
+            self.task = self.bars.add_task("", total=total, note="")
+        self.first.setdefault(key, row["round"])
+        self.done[key] = rounds, total
+        self.notes[key] = self.metric(row) or self.notes.get(key, "")
+        ended = rounds == total
+        self.finished += ended
         if self.live:
-            self.bars.update(self.task, completed=done, note=note or self.note)
-            if self.runs > 1:
-                self.bars.update(self.all, completed=self.index - 1 + done / total)
-        elif done == total or time.monotonic() - self.printed > LINE_EVERY:
-            self._line(done, total, note)
-        self.note = note or self.note
-        if done == total:
-            self.ended = time.monotonic()
+            together = sum(self.done[k][0] for k in self.done), sum(self.done[k][1] for k in self.done)
+            what = self.label(experiment) if self.runs == 1 else f"{self.finished} of {self.runs} runs finished"
+            note = self.notes[key] if self.runs == 1 else f"{self.label(experiment)}: {self.notes[key]}"
+            self.bars.update(self.task, description=what, completed=together[0], total=together[1], note=note)
+        elif ended or time.monotonic() - self.printed > LINE_EVERY:
+            self._line(experiment, ended)
 
     def notice(self, sentence: str) -> None:
         """A line above the bars."""
         self.console.print(sentence, style="dim", soft_wrap=True)
-        self.ended = time.monotonic()  # choosing an engine is not training
 
-    def _begin(self, experiment: Experiment, row: Row, total: int) -> None:
-        if self.live and self.current is not None:
-            self.bars.remove_task(self.task)
-        self.current = (experiment.algorithm, experiment.seed)
-        self.index += 1
-        self.label = f"{title(experiment.algorithm)}, seed {experiment.seed}"
-        self.began, self.printed = self.ended, time.monotonic()
-        self.first = row["round"]
-        self.note = ""
-        if self.live:
-            self.task = self.bars.add_task(self.label, total=total, completed=self.first, note="")
+    @staticmethod
+    def label(experiment: Experiment) -> str:
+        return f"{title(experiment.algorithm)}, seed {experiment.seed}"
 
-    def _line(self, done: int, total: int, note: str) -> None:
+    def _line(self, experiment: Experiment, ended: bool) -> None:
         self.printed = time.monotonic()
-        speed = (done - self.first) / max(self.printed - self.began, 1e-9)
-        left = f", {(total - done) / speed:.0f} s left" if done < total else ""
-        which = f"[{self.index}/{self.runs}] " if self.runs > 1 else ""
-        self.console.print(
-            f"{which}{self.label}: round {done}/{total}, {note or self.note}, {speed:.1f} rounds/s{left}", markup=False, highlight=False
-        )
+        rounds, total = self.done[id(experiment)]
+        made = sum(done - self.first[key] for key, (done, _) in self.done.items())
+        speed = made / max(self.printed - self.began, 1e-9)
+        left = sum(total - done for done, total in self.done.values()) / speed
+        which = f"[{self.finished}/{self.runs}] " if self.runs > 1 else ""
+        rest = f", {left:.0f} s left" if not ended and left else ""
+        note = self.notes[id(experiment)]
+        self.console.print(f"{which}{self.label(experiment)}: round {rounds}/{total}, {note}, {speed:.1f} rounds/s{rest}", soft_wrap=True)
 
     @staticmethod
     def metric(row: Row) -> str:

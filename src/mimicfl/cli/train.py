@@ -1,6 +1,7 @@
 """`run`, `resume`, `compare`, `demo`: the commands that train."""
 
 import argparse
+import dataclasses
 import hashlib
 import json
 import time
@@ -17,7 +18,10 @@ from ..metrics.store import find_runs
 from ..report.report import Report, build
 from ..report.summary import show, verdict
 from ..report.tables import table
-from .options import experiment
+from ..sweep import carry_out
+from ..sweep import compare as run_compare
+from ..sweep.grid import cells, read_sweep
+from .options import experiment, given
 from .progress import Reporter
 
 DEMO = {
@@ -45,7 +49,11 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
     with Reporter(console, runs=len(waiting)) as progress:
-        for folder in waiting:
+        if len(waiting) > 1:  # together, as they were begun
+            root = Path(arguments.run)
+            progress.notice(f"going on with {len(waiting)} runs in {root}")
+            carry_out({str(f.path.relative_to(root)): runner.settings_of(f) for f in waiting}, root, progress, progress.notice)
+        for folder in waiting if len(waiting) == 1 else []:
             console.print(f"going on in {folder.path}", soft_wrap=True)
             runner.resume(folder.path, progress, progress.notice)
     for folder in folders:
@@ -73,9 +81,28 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
     target = arguments.folder = Path(arguments.out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
     with Reporter(console, runs=len(names) * len(seeds)) as progress:
         progress.notice(f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}")
-        runner.compare(e, names, seeds, target, progress, progress.notice)
+        run_compare(e, names, seeds, target, progress, progress.notice)
     report = build([target / runner.folder_name(a, s) for a in names for s in seeds], target)
     print_report(console, report)
+    console.print(f"{time.monotonic() - began:.0f} s", style="dim")
+
+
+def sweep(arguments: argparse.Namespace, console: Console) -> None:
+    began = time.monotonic()
+    plan = {name: dataclasses.replace(e, **given(arguments)) for name, e in read_sweep(arguments.file).items()}
+    target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
+    with Reporter(console, runs=len(plan)) as progress:
+        progress.notice(f"{len(plan)} runs into {target}")
+        if arguments.ray:
+            from ..sweep.cluster import carry_out_on
+
+            carry_out_on(arguments.ray, plan, target, progress.notice)
+        else:
+            carry_out(plan, target, progress, progress.notice)
+    for cell, names in cells(plan).items():
+        if cell:
+            console.print(f"\n{cell}", style="bold", soft_wrap=True)
+        print_report(console, build([target / name for name in names], target / cell))
     console.print(f"{time.monotonic() - began:.0f} s", style="dim")
 
 

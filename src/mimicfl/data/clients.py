@@ -14,8 +14,7 @@ class Clients:
 
     def __init__(self, data: Data, split: list[np.ndarray], device: torch.device, dtype: torch.dtype) -> None:
         self.data, self.split, self.device, self.dtype = data, split, device, dtype
-        self.x = data.x_train.to(device)
-        self.y = _targets(data.y_train, device, dtype)
+        self.x, self.y = data.resident("train", device, dtype)
         self.sizes = np.array([len(part) for part in split])  # [N]
 
     def __len__(self) -> int:
@@ -36,14 +35,9 @@ class Holdout:
     """Samples to evaluate on, in slices small enough for any device."""
 
     def __init__(self, data: Data, device: torch.device, dtype: torch.dtype, *, part: str = "test", slice_size: int = 2048) -> None:
-        x, y = (data.x_test, data.y_test) if part == "test" else (data.x_train, data.y_train)
         self.data, self.dtype, self.slice_size = data, dtype, slice_size
-        self.x, self.y = x.to(device), _targets(y, device, dtype)
+        self.x, self.y = data.resident(part, device, dtype)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in zip(self.x.split(self.slice_size), self.y.split(self.slice_size), strict=True):
             yield self.data.inputs(x, self.dtype), y
-
-
-def _targets(y: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return y.to(device, dtype) if y.is_floating_point() else y.to(device)

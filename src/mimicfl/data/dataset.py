@@ -1,5 +1,6 @@
 """`Data`: training and test samples, as the files hold them, with what turns them into model inputs."""
 
+import zlib
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ class Data:
     optimum: Tensor | None = field(default=None, repr=False)  # [d] the known minimiser, where there is one
     num_classes: int = field(init=False, default=0)
     _scaling: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
+    _resident: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         for part in ("train", "test"):
@@ -89,6 +91,23 @@ class Data:
         mean, std = self._scaling[key]
         scaled: Tensor = (x.to(dtype) / self.scale - mean) / std
         return scaled
+
+    def resident(self, part: str, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """The samples ("train" or "test") and targets on a device, as stored; once there, all runs on this data share them."""
+        key = (part, device, dtype)
+        if key not in self._resident:
+            x, y = (self.x_train, self.y_train) if part == "train" else (self.x_test, self.y_test)
+            self._resident[key] = x.to(device), y.to(device, dtype) if y.is_floating_point() else y.to(device)
+        return self._resident[key]  # type: ignore[no-any-return]
+
+    def checksum(self) -> int:
+        """A number for all samples and labels; computed once."""
+        if "checksum" not in self._resident:
+            crc = 0
+            for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
+                crc = zlib.crc32(np.ascontiguousarray(tensor.numpy()).data.cast("B"), crc)
+            self._resident["checksum"] = crc
+        return int(self._resident["checksum"])
 
     def facts(self) -> list[Any]:
         """What besides the samples decides the model's inputs."""

@@ -1,27 +1,32 @@
 """How fast the engines are here: wall time per client-step, interleaved, after a check that they agree."""
 
+import copy
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..algorithms import Task
 from ..data.clients import Clients
 from ..data.dataset import Data, as_split
 from ..data.partition import iid
-from ..errors import UsageError, whole
-from ..local.losses import as_loss
+from ..errors import UsageError, one_of, whole
+from ..local.losses import Loss, as_loss
 from ..local.models import build
 from ..local.update import LocalSGD
 from ..params import flatten
+from .checks import pick_device
 from .cohort import Ask, PlainCohort
-from .native import Unsupported
+from .drive import exact
+from .support import Unsupported, agree, without_dropout
 
 SHAPES = {"lenet": (1, 28, 28), "vgg11": (3, 32, 32), "mlp": (1, 8, 8), "logistic": (1, 8, 8)}
-CLIENTS = 30
+TOLERANCE = {"fp32": 0.02, "tf32": 0.1, "bf16": 0.2}
 
 
 @dataclass(frozen=True)
@@ -33,55 +38,129 @@ class Timing:
     median: float
     lowest: float
     highest: float
-    difference: float  # from plain, relative to the largest entry of the update
+    rounds: float  # a second
+    memory: float  # MiB at most on the device; 0 on a CPU
+    difference: float  # from plain, relative to the norm of the update
 
 
-def bench(model: str, batch_size: int, steps: int, cohorts: list[int], repeats: int) -> tuple[list[Timing], float, str]:
-    """Timings of every engine that takes the model, seconds until the native one was ready, and why it is missing if it is."""
-    clients, net, local = _workload(model, whole("batch_size", batch_size), whole("steps", steps))
-    engines: list[Any] = [PlainCohort(net, clients, local, as_loss("cross-entropy"))]
-    start, missing = time.perf_counter(), ""
-    try:
-        from .native.cohort import NativeCohort
+class Bare:
+    """What everybody writes first: one client after another, `loss.backward()` and `torch.optim.SGD`."""
 
-        engines.append(NativeCohort(net, clients, local, as_loss("cross-entropy")))
-    except Unsupported as reason:
-        missing = str(reason)
-    ready = time.perf_counter() - start
+    name = "bare"
+
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
+        self.model, self.loss = copy.deepcopy(model).to(clients.device), loss
+
+    def train(self, asks: Sequence[Ask]) -> list[Any]:
+        for ask in asks:
+            for client in ask.active.tolist():
+                nn.utils.vector_to_parameters(ask.w, self.model.parameters())
+                optimizer = torch.optim.SGD(self.model.parameters(), lr=ask.eta_L)
+                for rows in torch.from_numpy(ask.clients.split[client]).to(ask.w.device).split(int(ask.local.batch_size or 0)):
+                    optimizer.zero_grad()
+                    self.loss(self.model(ask.clients.data.inputs(ask.clients.x[rows], ask.w.dtype)), ask.clients.y[rows]).backward()
+                    optimizer.step()
+        return []
+
+
+def bench(
+    model: str, batch_size: int, steps: int, cohorts: list[int], repeats: int, device: str = "cpu", precision: str = "fp32", only: str = ""
+) -> tuple[list[Timing], list[str]]:
+    """Timings of a bare loop and of every engine that takes the model, and a sentence for each that was prepared or cannot."""
+    where = pick_device(device)
+    one_of("precision", precision, list(TOLERANCE))
+    clients, net, local = _workload(model, whole("batch_size", batch_size), whole("steps", steps), max(cohorts), where)
+    loss = as_loss("cross-entropy")
     timings: list[Timing] = []
-    for m in cohorts:
-        if whole("cohort", m) > CLIENTS:
-            raise UsageError(f"a cohort has at most {CLIENTS} clients here, got {m}")
-        timings += _compare(engines, Ask(0, 0, flatten(net), {}, np.arange(m), Task(), 0.01, 0.01), whole("repeats", repeats))
-    return timings, ready, missing
+    words: list[str] = []
+    with exact(precision):
+        for m in cohorts:
+            ask = Ask(clients, local, 0, 0, flatten(net).to(where), {}, np.arange(whole("cohort", m)), Task(), 0.01, 0.01)
+            engines, said = _engines(net, clients, loss, precision, m, only.split(",") if only else [])
+            timings += _compare(engines, ask, whole("repeats", repeats), precision)
+            words += [word for word in said if word not in words]
+    return timings, words
 
 
-def _workload(model: str, batch: int, steps: int) -> tuple[Clients, torch.nn.Module, LocalSGD]:
+def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int, only: list[str]) -> tuple[list[Any], list[str]]:
+    """A bare loop, the plain cohort, and the fast ones that fit."""
+    from .batched.cohort import BatchedCohort
+    from .native.cohort import NativeCohort
+    from .streams import StreamsCohort
+    from .workers import WorkersCohort
+
+    what = (net, clients, loss)
+    fast: dict[str, Any] = {
+        "native": lambda: NativeCohort(*what),
+        "workers": lambda: WorkersCohort(*what),
+        "batched": lambda: BatchedCohort(*what, precision, min(m, 512)),
+        "compiled": lambda: BatchedCohort(*what, precision, min(m, 512), compiled=True),
+        "streams": lambda: StreamsCohort(*what, precision, min(m, StreamsCohort.MOST)),
+    }
+    here = ("native", "workers") if clients.device.type == "cpu" else ("batched", "compiled", "streams")
+    engines: list[Any] = [Bare(*what), PlainCohort(*what)]
+    said = []
+    for name in only or here:
+        start = time.perf_counter()
+        try:
+            engines.append(fast[one_of("engine", name, fast)]())
+            said.append(f"{name} was ready in {time.perf_counter() - start:.1f} s")
+        except Unsupported as reason:
+            said.append(f"{name} is missing: {reason}")
+    return engines, said
+
+
+def _workload(model: str, batch: int, steps: int, clients: int, device: torch.device) -> tuple[Clients, nn.Module, LocalSGD]:
     shape = SHAPES.get(model.partition(":")[0], (1, 28, 28))
     random = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (CLIENTS * batch * steps, *shape), dtype=torch.uint8, generator=random)
+    x = torch.randint(0, 256, (whole("cohort", clients) * batch * steps, *shape), dtype=torch.uint8, generator=random)
     y = torch.arange(len(x)) % 10
     data = Data(x, y, x[:10], y[:10], name="noise")
     net = build(model, data)
-    for layer in net.modules():
-        if isinstance(layer, torch.nn.Dropout):
-            layer.p = 0.0  # engines draw differently; without dropout they can be held to each other
-    return Clients(data, as_split(iid(y, CLIENTS), len(y)), torch.device("cpu"), torch.float32), net, LocalSGD(epochs=1, batch_size=batch)
+    net = without_dropout(net) or net  # engines draw differently; without dropout they can be held to each other
+    return Clients(data, as_split(iid(y, clients), len(y)), device, torch.float32), net, LocalSGD(epochs=1, batch_size=batch)
 
 
-def _compare(engines: list[Any], ask: Ask, repeats: int) -> list[Timing]:
-    answers = [engine.train(ask) for engine in engines]
-    scale = float(answers[0].g.abs().max())
-    gaps = [float((answer.g - answers[0].g).abs().max()) / scale for answer in answers]
-    if max(gaps) > 1e-2:
-        raise UsageError(f"the engines disagree by {max(gaps):.1e}: timing a wrong result would be pointless")
+def _compare(engines: list[Any], ask: Ask, repeats: int, precision: str) -> list[Timing]:
+    truth = engines[1].train([ask])[0]
+    steps, gaps = int(truth.K.sum()), [0.0, 0.0]
+    peaks: list[float] = []
+    for engine in engines[2:]:
+        ours = engine.train([ask])[0]
+        gaps.append(float((ours.g - truth.g).norm() / truth.g.norm()))
+        try:
+            agree(ours, truth, TOLERANCE[precision])
+        except Unsupported as reason:
+            raise UsageError(f"{engine.name}: {reason}; timing a wrong result would be pointless") from None
     took: list[list[float]] = [[] for _ in engines]
     for _ in range(repeats):
+        peaks = []
         for engine, times in zip(engines, took, strict=True):
+            _settle(ask.w.device)
             start = time.perf_counter()
-            engine.train(ask)
-            times.append(1e6 * (time.perf_counter() - start) / int(answers[0].K.sum()))
+            engine.train([ask])
+            peaks.append(_settle(ask.w.device))
+            times.append(1e6 * (time.perf_counter() - start) / steps)
     return [
-        Timing(engine.name, len(ask.active), statistics.median(times), min(times), max(times), gap)
-        for engine, times, gap in zip(engines, took, gaps, strict=True)
+        Timing(
+            "compiled" if getattr(engine, "compiled", False) else engine.name,
+            len(ask.active),
+            median := statistics.median(times),
+            min(times),
+            max(times),
+            1e6 / (median * steps),
+            peak,
+            gap,
+        )
+        for engine, times, gap, peak in zip(engines, took, gaps, peaks, strict=True)
     ]
+
+
+def _settle(device: torch.device) -> float:
+    """Wait for the device; returns the most memory held since the last call, in MiB."""
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) / 2**20
+    torch.cuda.reset_peak_memory_stats(device)
+    return peak

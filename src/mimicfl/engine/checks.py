@@ -12,6 +12,7 @@ from ..data.dataset import Data
 from ..errors import UsageError
 from ..local.losses import Loss, cross_entropy
 from ..metrics.evaluate import correct
+from ..rows import Rows
 
 
 def pick_device(name: str) -> torch.device:
@@ -79,7 +80,7 @@ def check_state(state: Any, w: Tensor, before: Any, algorithm: object) -> None:
             f"{name}.aggregate returned a {type(state).__name__}, init a {type(before).__name__}: return the state it was given"
         )
     for field in dataclasses.fields(state):
-        if not isinstance(getattr(state, field.name), Tensor):
+        if not isinstance(getattr(state, field.name), (Tensor, Rows)):
             raise UsageError(f"{name}: state.{field.name} must be a tensor, so that it can be saved, got {getattr(state, field.name)!r}")
     own = getattr(state, "w", None)
     if not isinstance(own, Tensor) or own.shape != w.shape or own.dtype != w.dtype:

@@ -1,6 +1,8 @@
 """The plain cohort: one client after another. It is the truth that every faster engine is held to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -8,7 +10,6 @@ from torch import Tensor, nn
 
 from ..algorithms import Task
 from ..data.clients import Clients, Holdout
-from ..errors import Diverged
 from ..local.losses import Loss
 from ..local.train import train_client
 from ..local.update import LocalSGD
@@ -19,6 +20,8 @@ from ..params import Workspace
 class Ask:
     """A round as the server sends it out."""
 
+    clients: Clients  # whose data it is
+    local: LocalSGD
     t: int
     seed: int
     w: Tensor  # [d]
@@ -39,31 +42,45 @@ class Answers:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
 
 
+class Cohort(Protocol):
+    """Trains clients: of one run, or of several that share model, loss and data."""
+
+    name: str
+    label: str  # what a checkpoint keeps of it
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]: ...
+
+    def like(self, model: nn.Module) -> "Cohort":
+        """The same for another module of the same shape."""
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
+        """Test outputs [r, n, ...] of r models [r, d]; None where evaluating the module one by one is no slower."""
+
+
 class PlainCohort:
-    """Trains the clients of a round in turn, in one resident copy of the model."""
+    """Trains the clients in turn, in one resident copy of the model."""
 
-    name = "plain"
+    name = label = "plain"
 
-    def __init__(self, model: nn.Module, clients: Clients, local: LocalSGD, loss: Loss) -> None:
-        self.clients, self.local, self.loss = clients, local, loss
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
+        self.clients, self.loss = clients, loss
         self.work = Workspace(model, clients.device)
         self.work.module.train()
 
-    def train(self, ask: Ask) -> Answers:
+    def like(self, model: nn.Module) -> "PlainCohort":
+        return PlainCohort(model, self.clients, self.loss)
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]:
+        return [self._train(ask) for ask in asks]
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
+        """No faster way to the outputs than the module itself."""
+
+    def _train(self, ask: Ask) -> Answers:
         g = torch.empty(len(ask.active), ask.w.numel(), dtype=ask.w.dtype, device=ask.w.device)
         steps, losses, buffers = [], [], []
-        for row, client in enumerate(ask.active.tolist()):
-            shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
-            self.work.load(ask.w, ask.buffers)
-            try:
-                g[row], total, count = train_client(
-                    self.work, self.clients, client, self.local, self.loss, ask.seed, (ask.t, client), ask.eta_L, shift, ask.task.mu
-                )
-            except Exception as error:
-                error.add_note(f"(while training client {client} in round {ask.t})")
-                raise
-            if not bool(torch.isfinite(total) & torch.isfinite(g[row]).all()):
-                raise Diverged(f"the training loss is no longer finite in round {ask.t} at client {client} (local rate {ask.eta_L:g})")
+        for row in range(len(ask.active)):
+            g[row], total, count = self.train_one(ask, row)
             steps.append(count)
             losses.append(total / count)
             if ask.buffers:
@@ -71,5 +88,14 @@ class PlainCohort:
         stacked = {name: torch.stack([b[name] for b in buffers]) for name in ask.buffers}
         return Answers(g, torch.tensor(steps, device=g.device), torch.stack(losses), stacked)
 
-    def predictor(self, samples: Holdout) -> None:
-        """No faster way to the outputs than the module itself."""
+    def train_one(self, ask: Ask, row: int) -> tuple[Tensor, Tensor, int]:
+        """g, the summed batch losses and the number of steps of the client in this row."""
+        client = int(ask.active[row])
+        shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
+        self.work.load(ask.w, ask.buffers)
+        key = (ask.t, client)
+        try:
+            return train_client(self.work, ask.clients, client, ask.local, self.loss, ask.seed, key, ask.eta_L, shift, ask.task.mu)
+        except Exception as error:
+            error.add_note(f"(while training client {client} in round {ask.t})")
+            raise

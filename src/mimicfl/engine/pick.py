@@ -1,75 +1,194 @@
-"""Which cohort trains the clients: the one asked for, or the fastest that fits."""
+"""Which cohort trains the clients: the one asked for, or the fastest that fits, found by trying."""
 
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..algorithms import Task
-from ..errors import UsageError
-from .cohort import Ask, PlainCohort
-from .native import Unsupported
+from ..data.clients import Clients
+from ..errors import UsageError, one_of
+from ..local.update import LocalSGD
+from .cohort import Answers, Ask, Cohort, PlainCohort
+from .drive import exact
+from .jobs import Needs
+from .lanes import width
 from .run import Run
+from .support import Unsupported, agree, without_dropout
 
-WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which compiling would only delay the run
-PLAIN_STEP, PLAIN_FLOPS = 2e-4, 5e9  # that estimate: seconds of overhead a step, and arithmetic a second
+ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
+WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which preparing another engine would only delay the run
+WORTH_COMPILING = 60.0  # seconds of batched training below which the compiler would only delay it
+PLAIN_STEP, PLAIN_FLOPS = {"cpu": 2e-4, "cuda": 2e-3}, {"cpu": 5e9, "cuda": 1e13}  # that estimate: overhead of a step, arithmetic a second
 TRIAL_STEPS = 4
+TOLERANCE = {
+    "fp32": 0.02,
+    "tf32": 0.1,
+    "bf16": 0.2,
+}  # a maximum that falls on another pixel moves a gradient by a little, a wrong layer by all
 
 
-def pick(engine: str, run: Run) -> tuple[Any, str]:
-    """A cohort for this run, and one sentence that says which and why."""
-    resumed = engine == "auto" and bool(run.rows)
+def check_engine(engine: str, device: torch.device) -> None:
+    """Refuse what this device cannot have at all; what only the model cannot have falls back to plain."""
+    one_of("engine", engine, ENGINES)
+    if engine == "streams" and device.type != "cuda":
+        raise UsageError("engine streams needs a GPU: use device cuda, or engine auto")
+    if engine in ("native", "workers") and device.type != "cpu":
+        raise UsageError(f"engine {engine} runs on the CPU: use device cpu, or engine auto")
+
+
+def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
+    """A cohort for these runs, and one sentence that says which and why."""
+    first = runs[0]
+    was = {run.engine for run in runs if run.rows}
+    resumed = engine == "auto" and len(was) == 1 and all(run.rows for run in runs)
     if engine == "auto":  # a resumed run keeps its engine, to end bit-equal
-        engine = run.engine if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
-    plain = PlainCohort(run.template, run.clients, run.local, run.loss)
+        engine = was.pop() if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
+    plain = PlainCohort(first.template, first.clients, first.loss)
     if engine == "plain":
         return plain, "engine plain"
-    if engine == "auto" and run.device.type != "cpu":
-        return plain, f"engine plain on {run.device.type}"
-    if engine == "auto" and (seconds := estimate(run)) < WORTH_IT:
-        return plain, f"engine plain: about {seconds:.1f} s of work, too little to compile for"
+    seconds = estimate(runs)
+    if engine == "auto" and seconds < WORTH_IT:
+        return plain, f"engine plain: about {seconds:.1f} s of work, too little to prepare another for"
+    with exact(first.precision):
+        if engine != "auto":
+            return _asked_for(engine, runs, plain, resumed)
+        return _fastest(runs, plain, seconds)
+
+
+def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -> tuple[Cohort, str]:
     try:
+        cohort = make(engine, runs)
+        Trial(runs, plain).check(cohort)
+    except Unsupported as reason:
+        note = "; the run began on another engine, so it will end equal up to rounding only" if resumed else f", so {engine} cannot run it"
+        return plain, f"engine plain: {reason}{note}"
+    return cohort, f"engine {cohort.name}"
+
+
+def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort, str]:
+    trial = Trial(runs, plain)
+    best, took, reasons = plain, trial.of(plain), []
+    plainly = took
+    runner_up, second = "", took
+    for name in ("native", "workers") if runs[0].device.type == "cpu" else ("batched", "streams"):
+        if name == "workers" and best.name == "native":
+            continue  # compiled code on the same cores has nothing to fear from processes
+        try:
+            cohort = make(name, runs)
+            trial.check(cohort)
+            now = trial.of(cohort)
+        except Unsupported as reason:
+            reasons.append(f"{name} cannot: {reason}")
+            continue
+        if now < took:
+            runner_up, second, best, took = best.name, took, cohort, now
+        else:
+            runner_up, second = (name, now) if second == plainly or now < second else (runner_up, second)
+    if best.name == "batched" and seconds * took / plainly > WORTH_COMPILING:
+        compiled = make("batched", runs, compiled=True)
+        if (now := trial.of(compiled)) < took:
+            best, took = compiled, now
+    if best is plain:
+        why = f"measured {second / took:.1f} times as fast as {runner_up} here" if runner_up else "; ".join(reasons)
+        return plain, f"engine plain: {why}"
+    ratio = plainly / took
+    return best, f"engine {best.name}: measured {ratio:.{int(ratio < 3)}f} times as fast as plain here"
+
+
+def make(label: str, runs: Sequence[Run], compiled: bool = False) -> Cohort:
+    """A cohort by its name, or by the label a checkpoint keeps of it (`batched:64:compiled`)."""
+    name, *details = label.split(":")
+    run = runs[0]
+    what = (run.template, run.clients, run.loss)
+    if name == "native":
         from .native.cohort import NativeCohort
 
-        native = NativeCohort(run.template, run.clients, run.local, run.loss)
-    except Unsupported as reason:
-        if resumed:
-            return plain, f"engine plain: {reason}; the run began on native, so it will end equal up to rounding only"
-        if engine == "native":
-            raise UsageError(f"the native engine cannot run this model: {reason}; use engine auto or plain") from None
-        return plain, f"engine plain: {reason}"
-    if engine == "native":
-        return native, "engine native"
-    took = [measured(cohort, run) for cohort in (plain, native)]
-    ratio = took[0] / took[1]
-    if ratio < 1:
-        return plain, f"engine plain: measured {1 / ratio:.1f} times as fast as native here"
-    return native, f"engine native: measured {ratio:.0f} times as fast as plain here"
+        return NativeCohort(*what)
+    if name == "workers":
+        from .workers import WorkersCohort
+
+        return WorkersCohort(*what)
+    lanes = int(details[0]) if details else width(jobs_a_round(runs), run.device)
+    cohort: Any
+    if name == "batched":
+        from .batched.cohort import BatchedCohort
+
+        cohort = BatchedCohort(*what, precision=run.precision, lanes=lanes, compiled=compiled or "compiled" in details)
+    else:
+        from .streams import StreamsCohort
+
+        cohort = StreamsCohort(*what, precision=run.precision, lanes=min(lanes, StreamsCohort.MOST))
+    cohort.prepare(Needs.of([ask for run in runs if (ask := run.ask_anybody())]))
+    return cohort  # type: ignore[no-any-return]
 
 
-def estimate(run: Run) -> float:
+def jobs_a_round(runs: Sequence[Run]) -> list[int]:
+    """How many clients train together in each round from the first on."""
+    counts = np.zeros(max(run.rounds for run in runs), dtype=int)
+    for run in runs:
+        counts[: run.rounds] += run.available.sum(axis=1)
+    return counts.tolist()
+
+
+def estimate(runs: Sequence[Run]) -> float:
     """Seconds the plain cohort would take, very roughly, from the work alone: it must not depend on the moment."""
-    steps = samples = 0
-    for client, times in enumerate(run.available[run.t :].sum(axis=0).tolist()):
-        sizes = run.local.batch_sizes(int(run.clients.sizes[client])) if times else []
-        steps += times * len(sizes)
-        samples += times * sum(sizes)
-    return steps * PLAIN_STEP + samples * 6 * run.work.w.numel() / PLAIN_FLOPS
+    total = 0.0
+    for run in runs:
+        steps = samples = 0
+        for client in np.flatnonzero(times := run.available[run.t :].sum(axis=0)).tolist():
+            sizes = run.local.batch_sizes(int(run.clients.sizes[client]))
+            steps += int(times[client]) * len(sizes)
+            samples += int(times[client]) * sum(sizes)
+        kind = run.device.type
+        total += steps * PLAIN_STEP[kind] + samples * 6 * run.work.w.numel() / PLAIN_FLOPS[kind]
+    return total
 
 
-def measured(cohort: Any, run: Run) -> float:
-    """The better of two trials; one is enough where a step is so long that noise does not matter."""
-    first = trial(cohort, run)
-    return first if first > 0.5 else min(first, trial(cohort, run))
+class Trial:
+    """A few steps of as many clients as a usual round has; nothing of it is kept."""
+
+    def __init__(self, runs: Sequence[Run], plain: Cohort) -> None:
+        self.runs, self.plain = runs, plain
+        self.asks = [_few_steps(run, max(1, round(float(np.median(run.available.sum(axis=1)))))) for run in runs]
+        self.truth: Answers | None = None
+
+    def check(self, cohort: Cohort) -> None:
+        """The first clients of the first run, against the plain cohort; dropout aside, which every engine draws in its own way."""
+        run, ask = self.runs[0], _few_steps(self.runs[0], 2)
+        quiet = without_dropout(run.template)
+        plain = self.plain
+        if quiet is not None:
+            plain, cohort = PlainCohort(quiet, run.clients, run.loss), cohort.like(quiet)
+        agree(cohort.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
+
+    def of(self, cohort: Cohort) -> float:
+        """Seconds per client-step."""
+        if cohort is self.plain:  # linear in the clients: one will do, and one trial where a step is long
+            took = trial(cohort, [_few_steps(self.runs[0], 1)])
+            return took if took * TRIAL_STEPS > 0.5 else min(took, trial(cohort, [_few_steps(self.runs[0], 1)]))
+        cohort.train(self.asks)  # builds, captures, warms up
+        return min(trial(cohort, self.asks) for _ in range(2))
 
 
-def trial(cohort: Any, run: Run) -> float:
-    """Seconds for a few steps of the first client; nothing of it is kept."""
-    own, cohort.local = cohort.local, dataclasses.replace(cohort.local, epochs=None, steps=TRIAL_STEPS)
-    ask = Ask(0, run.seed, run.state.w, run.buffers, np.array([0]), Task(), 1e-6, 1e-6)
+def trial(cohort: Cohort, asks: Sequence[Ask]) -> float:
     start = time.perf_counter()
-    cohort.train(ask)
-    cohort.local = own
-    return time.perf_counter() - start
+    answers = cohort.train(asks)
+    steps = sum(int(answer.K.sum()) for answer in answers)  # waits for a GPU
+    return (time.perf_counter() - start) / steps
+
+
+def _few_steps(run: Run, clients: int) -> Ask:
+    """The run's first clients with little data: some full batches and one that is not."""
+    batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))
+    parts = [part[: (TRIAL_STEPS - 1) * batch + max(1, batch // 2)] for part in run.split[:clients]]
+    ask = run.ask_anybody()
+    few = Clients(run.data, parts, run.device, run.work.w.dtype)
+    local = LocalSGD(steps=TRIAL_STEPS, batch_size=run.local.batch_size)
+    shift = ask.task.shift if isinstance(ask.task.shift, float) else ask.task.shift[:1].expand(len(parts), -1)
+    task = Task(shift, ask.task.mu)
+    return dataclasses.replace(ask, clients=few, local=local, active=np.arange(len(parts)), task=task, eta_L=1e-6, eta=1e-6)

@@ -1,39 +1,32 @@
 """One run: its schedule, state, counts and folder; the loop in `simulate` asks it and tells it."""
 
 import dataclasses
-import functools
-import json
 import time
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .. import algorithms
 from .. import availability as patterns
-from ..algorithms.base import pack, unpack
 from ..data.clients import Clients, Holdout
 from ..data.dataset import Data, as_split
 from ..errors import Diverged, UsageError, one_of, whole
 from ..local.losses import as_loss
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
-from ..metrics.evaluate import Score, client_accuracy, evaluate, score
+from ..metrics.evaluate import Score, client_accuracy, evaluate
 from ..metrics.history import History, Row, read
-from ..metrics.store import RunFolder
 from ..params import Workspace, average_buffers
-from ..registry import describe
+from ..rows import Budget, Rows
 from .checks import check_model, check_state, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
+from .keeper import Keeper
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
-Predictor = Callable[[Tensor], Tensor]  # parameters [d] -> outputs for all test samples
-CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints when no interval is given
 
 
 class Run:
@@ -57,6 +50,8 @@ class Run:
         seed: int,
         device: str,
         eval_every: int,
+        precision: str = "fp32",
+        state_budget: str = "auto",
     ) -> None:
         for value, kind, name in ((model, nn.Module, "model"), (data, Data, "data"), (local, LocalSGD, "local")):
             if not isinstance(value, kind):
@@ -65,6 +60,7 @@ class Run:
         self.update = one_of("update", update, ["sum", "mean"])
         self.eval_every = whole("eval_every", eval_every)
         self.device = pick_device(device)
+        self.precision = one_of("precision", precision, ["fp32", "tf32", "bf16"])
         self.algorithm = algorithms.make(algorithm)
         self.pattern = patterns.make(availability)
         self.loss = as_loss(loss or data.loss)
@@ -87,17 +83,19 @@ class Run:
 
         self.state = self.algorithm.init(self.work.w.clone(), len(self.split))
         check_state(self.state, self.work.w, None, self.algorithm)
+        budget = Budget.parse(state_budget)
+        for value in vars(self.state).values():
+            if isinstance(value, Rows):
+                value.budget = budget
         self.buffers = self.work.buffers()
         self.rows: list[Row] = []
         self.totals = dict.fromkeys(TOTALS, 0)
         self.score: Score | None = None  # of the model as it is now
-        self.predict: Predictor | None = None  # a faster way to the test outputs, where the engine has one
         self.engine = "plain"
         self.config: dict[str, Any] = {}
-        self.folder: RunFolder | None = None
-        self.every: int | None = None
-        self.began = self.saved_at = time.perf_counter()
-        self.saving_took = 0.0
+        self.keeper: Keeper | None = None
+        self.number = ""  # see `fingerprint`
+        self.began = time.perf_counter()
 
     @property
     def t(self) -> int:
@@ -107,23 +105,44 @@ class Run:
     def rounds(self) -> int:
         return len(self.available)
 
-    def use(self, cohort: Any) -> None:
-        """Train with this cohort, and test with it where it can."""
-        self.engine = cohort.name
-        self.predict = cohort.predictor(self.test)
+    def open(self, path: str | Path, config: dict[str, Any], checkpoint_every: int | None) -> None:
+        """Begin in this folder, or go on where the same run stopped."""
+        self.config = config
+        for value in vars(self.state).values():
+            if isinstance(value, Rows):
+                value.budget = dataclasses.replace(value.budget, folder=Path(path))
+        self.keeper = Keeper(self, path, config, checkpoint_every)
+
+    def close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.folder.close()
+
+    def recount(self) -> None:
+        """The totals as the rows say."""
+        if self.rows:
+            self.totals = {key: self.rows[-1][key] for key in TOTALS}
 
     def ask(self) -> Ask | None:
         """What goes out in this round; None if nobody is there."""
         self.began = time.perf_counter()
         active = np.flatnonzero(self.available[self.t])
-        if not len(active):
-            return None
+        return self._ask(active) if len(active) else None
+
+    def ask_anybody(self) -> Ask:
+        """What the first client would be asked now: what kind of work this run has."""
+        return self._ask(np.array([0]))
+
+    def _ask(self, active: np.ndarray) -> Ask:
         task = self.algorithm.task(self.state, torch.from_numpy(active).to(self.device))
         eta_L, eta = self.local_lr(self.t, len(active)), self.global_lr(self.t, len(active))
-        return Ask(self.t, self.seed, self.state.w, self.buffers, active, task, eta_L, eta)
+        return Ask(self.clients, self.local, self.t, self.seed, self.state.w, self.buffers, active, task, eta_L, eta)
 
     def tell(self, ask: Ask, answers: Answers) -> None:
         """The round's answers reach the server."""
+        good = torch.isfinite(answers.loss) & torch.isfinite(answers.g).all(dim=1)
+        if not bool(good.all()):
+            client = int(ask.active[int((~good).nonzero()[0])])
+            raise Diverged(f"the training loss is no longer finite in round {self.t} at client {client} (local rate {ask.eta_L:g})")
         active = torch.from_numpy(ask.active).to(self.device)
         share = self.share[active]
         weights = share / share.sum()
@@ -148,8 +167,7 @@ class Run:
 
     def close_round(self, ask: Ask | None, answers: Answers | None) -> Row:
         """Measure, record, and save when it is time."""
-        due = (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds
-        score = self._score() if due else None
+        score = self._score() if self.due else None
         row: Row = {
             "round": self.t,
             "active": 0 if ask is None else len(ask.active),
@@ -169,115 +187,32 @@ class Run:
                 raise Diverged(f"the model has left the range of its numbers in round {self.t}")
         row["seconds"] = round(time.perf_counter() - self.began, 6)
         self.rows.append(row)
-        if self.folder is not None:
-            self.folder.append(row)
-            self._checkpoint_if_due()
+        if self.keeper is not None:
+            self.keeper.append(row)
         return row
+
+    @property
+    def due(self) -> bool:
+        """Is the model to be tested after this round?"""
+        return (self.t + 1) % self.eval_every == 0 or self.t + 1 == self.rounds
 
     def _score(self) -> Score:
         if self.score is None:
-            if self.predict is not None:
-                self.score = score(self.predict(self.state.w), self.test.y, self.loss, self.data.num_classes)
-            else:
-                self.work.load(self.state.w, self.buffers)
-                self.score = evaluate(self.work.module, self.test, self.loss, self.data.num_classes)
-            if not np.isfinite(self.score.loss):
-                raise Diverged(f"the test loss is no longer finite after round {self.t}")
+            self.work.load(self.state.w, self.buffers)
+            self.score = evaluate(self.work.module, self.test, self.loss, self.data.num_classes)
+        if not np.isfinite(self.score.loss):
+            raise Diverged(f"the test loss is no longer finite after round {self.t}")
         return self.score
-
-    # -- the folder ----------------------------------------------------------------------------------------------
-
-    def open(self, path: str | Path, config: dict[str, Any], checkpoint_every: int | None) -> None:
-        """Begin in this folder, or go on where the same run stopped."""
-        self.config = config
-        self.every = checkpoint_every and whole("checkpoint_every", checkpoint_every)
-        self.folder = RunFolder.claim(path, config)
-        try:
-            self._restore()
-        except BaseException:
-            self.folder.close()
-            raise
-
-    def _restore(self) -> None:
-        assert self.folder is not None
-        name = "final" if self.folder.finished else "checkpoint"
-        saved = self.folder.load(name)
-        if saved is None:
-            self.checkpoint()  # so that there is a good one from the first moment
-            self.folder.keep_rows([])
-            return
-        tensors, facts = saved
-        if facts.get("run") != self.fingerprint():
-            raise UsageError(
-                f"the {name} in {self.folder.path} is of another run (other data, split, model, loss or settings): choose another folder"
-            )
-        self.rows = self.folder.rows_of(facts)
-        self.engine = facts.get("engine", "plain")
-        if name == "final":
-            return
-        self.folder.keep_rows(self.rows)
-        unpack(self.state, tensors, self.folder.path)
-        self.buffers = {name: tensors[f"buffer.{name}"].to(self.device) for name in self.buffers}
-        if self.rows:
-            self.totals = {key: self.rows[-1][key] for key in TOTALS}
-
-    def _checkpoint_if_due(self) -> None:
-        if self.every:
-            due = self.t % self.every == 0
-        else:
-            due = time.perf_counter() - self.saved_at >= self.saving_took / CHECKPOINT_SHARE
-        if due or self.t == self.rounds:
-            self.checkpoint()
-
-    def checkpoint(self) -> None:
-        """Save the state as it is after the last recorded round."""
-        assert self.folder is not None
-        start = time.perf_counter()
-        tensors = pack(self.state) | {f"buffer.{name}": value for name, value in self.buffers.items()}
-        self.folder.save("checkpoint", tensors, **self._facts())
-        self.saved_at = time.perf_counter()
-        self.saving_took = self.saved_at - start
-
-    def _facts(self) -> dict[str, str]:
-        return {"round": str(self.t), "run": self.fingerprint(), "engine": self.engine}
-
-    @functools.cache  # noqa: B019  (a run lives as long as its process has use for it)
-    def fingerprint(self) -> str:
-        """A number for everything the result depends on, code aside."""
-        crc = 0
-        arrays = [tensor.numpy() for tensor in (self.data.x_train, self.data.y_train, self.data.x_test, self.data.y_test)]
-        weights = [tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy() for tensor in self.template.state_dict().values()]
-        for array in [*arrays, *self.split, self.available, self.share.cpu().numpy(), *weights]:
-            crc = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), crc)
-        busy = [(t, m) for t, m in enumerate(self.available.sum(axis=1).tolist()) if m]
-        words = [
-            describe(algorithms.ALGORITHMS, self.algorithm),
-            sorted(
-                (key, repr(value)) for key, value in getattr(self.algorithm, "__dict__", {}).items() if isinstance(value, (int, float, str))
-            ),
-            *[getattr(self.loss, "__qualname__", type(self.loss).__name__), str(self.template), self.device.type],
-            *[self.local.epochs, self.local.steps, self.local.batch_size, self.update, self.seed, self.eval_every],
-            self.data.facts(),
-            [[rate(t, m) for rate in (self.local_lr, self.global_lr)] for t, m in busy],
-        ]
-        return f"{zlib.crc32(json.dumps(words).encode(), crc):08x}"
-
-    # -- the end -------------------------------------------------------------------------------------------------
 
     def history(self) -> History:
         """The finished run; written to its folder if it has one."""
-        if self.folder is not None and self.folder.finished:
-            return dataclasses.replace(read(self.folder), template=self.template)
+        if self.keeper is not None and self.keeper.folder.finished:
+            return dataclasses.replace(read(self.keeper.folder), template=self.template)
         self.work.load(self.state.w, self.buffers)
         train = Holdout(self.data, self.device, self.work.w.dtype, part="train")
         by_client = client_accuracy(evaluate(self.work.module, train, self.loss, self.data.num_classes), self.split)
-        if self.folder is not None:
-            tensors = {"params": self.state.w} | {f"buffer.{name}": value for name, value in self.buffers.items()}
-            if by_client:
-                tensors["client_accuracy"] = torch.tensor(by_client, dtype=torch.float64)
-            if self.class_counts is not None:
-                tensors["class_counts"] = torch.from_numpy(self.class_counts)
-            self.folder.save("final", tensors, **self._facts())
+        if self.keeper is not None:
+            self.keeper.finish(by_client)
         buffers = {name: value.cpu() for name, value in self.buffers.items()}
         w = self.state.w.detach().cpu()
         return History(self.rows, w, len(self.split), by_client, self.class_counts, buffers, self.config, self.template)

@@ -1,22 +1,21 @@
 """`simulate`: the round loop of the paper."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..data.dataset import Data
-from ..errors import Diverged, one_of
+from ..errors import Diverged
 from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
 from ..registry import describe
-from .pick import pick
+from .drive import Watch, drive
+from .pick import check_engine, pick
 from .run import Run
 
 Progress = Callable[[Row, int], None]
@@ -39,6 +38,8 @@ def simulate(
     seed: int = 0,
     device: str = "cpu",
     engine: str = "auto",
+    precision: str = "fp32",
+    state_budget: str = "auto",
     eval_every: int = 1,
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
@@ -57,7 +58,11 @@ def simulate(
     update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
     weighting         "uniform" (the paper) or by "samples"
     loss              a name or a function of (output, target); None takes the data's own
-    engine            "auto" takes the fastest that fits; "plain", one client after another in PyTorch; "native", compiled
+    engine            "auto" takes the fastest that fits, by trying; "plain" is one client after another in PyTorch; "native" (compiled)
+                      and "workers" (a process a core) are for CPUs, "batched" (clients stacked) and "streams" (one CUDA stream
+                      a client) for GPUs
+    precision         of products on a GPU: "fp32", "tf32" or "bf16"
+    state_budget      GiB for per-client state, "auto", "4" or "4,16" (on the device, in host memory); the rest goes to a file
     eval_every        test after every so many rounds, and after the last
     out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
                       goes on where it was and ends bit-equal to one never stopped
@@ -68,49 +73,35 @@ def simulate(
     local = LocalSGD() if local is None else local
     what = {"rounds": rounds, "uploads": uploads, "global_lr": global_lr, "weighting": weighting}
     work = {"local": local, "update": update, "loss": loss, "seed": seed, "device": device, "eval_every": eval_every}
-    run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work)
-    one_of("engine", engine, ["auto", "plain", "native"])
+    how: dict[str, Any] = {"precision": precision, "state_budget": state_budget}
+    run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work, **how)
+    check_engine(engine, run.device)  # before anything is written
     run.config = config or _in_words(run, what)
-    if engine == "native":
-        pick(engine, run)  # an engine that was asked for and cannot run is refused before anything is written
     if out is not None:
         run.open(out, run.config, checkpoint_every)
     try:
-        if run.t == run.rounds:
-            return run.history()  # finished before
-        cohort, why = pick(engine, run)
-        run.use(cohort)
+        found = together([run], engine, notice, None if progress is None else lambda run, row: progress(row, run.rounds))[0]
+        if isinstance(found, Diverged):
+            raise found
+        return found
+    finally:
+        run.close()
+
+
+def together(
+    runs: Sequence[Run], engine: str, notice: Callable[[str], None] | None = None, watch: Watch | None = None
+) -> list[History | Diverged]:
+    """The histories of runs that share model, data and loss, trained as one; of a run that diverged, the error instead."""
+    waiting = [run for run in runs if run.t < run.rounds]
+    ends: dict[Run, History | Diverged] = {run: run.history() for run in runs if run not in waiting}
+    if waiting:
+        cohort, why = pick(engine, waiting)
         if notice:
             notice(why)
-        with exact():
-            while run.t < run.rounds:
-                ask = run.ask()  # w_t and the task go to S_t
-                answers = cohort.train(ask) if ask else None  # LocalTrain(w_t) on every active client
-                if ask and answers:
-                    run.tell(ask, answers)  # g_i come back; v_t, c_i and w_{t+1} follow
-                row = run.close_round(ask, answers)
-                if progress:
-                    progress(row, run.rounds)
-            return run.history()
-    except Diverged as error:
-        raise Diverged(f"{error}: lower the learning rate{_kept(run)}") from None
-    finally:
-        if run.folder is not None:
-            run.folder.close()
-
-
-def _kept(run: Run) -> str:
-    if run.folder is None:
-        return ""
-    saved = run.folder.load("checkpoint")
-    return f"; the last good checkpoint, of round {int(saved[1]['round'])}, is kept in {run.folder.path}" if saved else ""
-
-
-@contextmanager
-def exact() -> Iterator[None]:
-    """Convolutions on a GPU in full float32 and in one fixed order: the same run gives the same bits."""
-    with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
+        for run in waiting:
+            run.engine = cohort.label
+        ends |= drive(waiting, cohort, watch)
+    return [ends[run] for run in runs]
 
 
 def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .. import algorithms
 from ..algorithms.base import pack, unpack
 from ..errors import UsageError
 from ..params import average_buffers
+from ..rows import Rows
 from .wire import Layout, Refused, Update, config, vector
 
 if TYPE_CHECKING:
@@ -87,14 +88,13 @@ class ServerForm:
             self.clients[self.clients.index(client)] = told
 
     def _grow(self, rows: int) -> None:
-        """More rows, new ones as `init` makes them; whatever has no row per client is kept as it is."""
+        """Room for more clients; what has no row per client is kept as it is."""
         grown = self.algorithm.init(self.w, rows)
-        fresh = pack(grown)
-        for name, value in pack(self.state).items():
-            if fresh[name].shape != value.shape:
-                fresh[name][: len(value)] = value
-                value = fresh[name]
-            setattr(grown, name.removeprefix("state."), value)
+        for name, value in vars(self.state).items():
+            if isinstance(value, Rows):
+                getattr(grown, name).restore(*value.tensors().values())
+            else:
+                setattr(grown, name, value)
         self.state, self.held = grown, rows
 
     def run_round(self, loop: "Loop", clients: dict[str, int]) -> None:

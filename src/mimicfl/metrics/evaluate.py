@@ -40,16 +40,23 @@ def evaluate(module: nn.Module, samples: Holdout, loss: Loss, num_classes: int) 
 
 def score(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> Score:
     """What these outputs are worth."""
-    value = float(loss(outputs, targets))
-    hits = correct(outputs, targets)
-    if hits is None:
-        return Score(value, None, [], None)
-    hits = hits.cpu()  # counting on a GPU is not deterministic
-    labels = targets.reshape(len(targets), -1)[:, 0].cpu()
-    sizes = torch.bincount(labels, minlength=num_classes).tolist()
-    right = torch.bincount(labels, weights=hits.double(), minlength=num_classes).tolist()
-    by_class = [r / n if n else None for r, n in zip(right, sizes, strict=True)]
-    return Score(value, float(hits.double().mean()), by_class, hits)
+    return scores(outputs[None], targets, loss, num_classes)[0]
+
+
+def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> list[Score]:
+    """What the outputs [r, n, ...] of several models are worth; a GPU is waited for once, not once a number."""
+    values = torch.stack([loss(output, targets) for output in outputs]).tolist()
+    hits = [correct(output, targets) for output in outputs]
+    if hits[0] is None:
+        return [Score(value, None, [], None) for value in values]
+    labels = targets.reshape(len(targets), -1)[:, 0]
+    member = torch.nn.functional.one_hot(labels, num_classes).to(outputs.dtype)  # [n, C]; a product with it counts by class, exactly
+    counted = torch.stack([member.sum(dim=0), *[hit.to(member.dtype) @ member for hit in hits if hit is not None]]).tolist()
+    sizes, right = counted[0], counted[1:]
+    return [
+        Score(value, sum(own) / len(targets), [r / n if n else None for r, n in zip(own, sizes, strict=True)], hit)
+        for value, own, hit in zip(values, right, hits, strict=True)
+    ]
 
 
 def client_accuracy(train: Score, split: list[np.ndarray]) -> list[float]:

@@ -77,8 +77,10 @@ int main() {
   std::vector<uint64_t> key(m, 42);
   std::vector<float> g((size_t)m * Net::D);
   std::vector<double> loss(m);
-  int bad = mimicfl_train(w.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(), begin.data(),
-                          sizes.data(), step.data(), shift.data(), key.data(), 0.01f, 0.1f, m, 2);
+  std::vector<int32_t> model(m, 0);
+  std::vector<float> eta(m, 0.01f), mu(m, 0.1f);
+  int bad = mimicfl_train(w.data(), model.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(),
+                          begin.data(), sizes.data(), step.data(), shift.data(), key.data(), eta.data(), mu.data(), m, 2);
   bad |= mimicfl_outputs(w.data(), pool.data(), table.data(), n, out.data(), 2);
   for (int c = 0; c < m; c++) {
     double norm = 0;

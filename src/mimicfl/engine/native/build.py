@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ...data.download import cache_dir
 from ...files import WriteFailed, explained, replacing
-from .trace import Unsupported
+from ..support import Unsupported
 
 try:
     import fcntl
@@ -108,6 +108,6 @@ def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
         except OSError as error:
             raise Unsupported(f"the compiled library cannot be loaded ({error})") from None
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    opened.mimicfl_train.argtypes = [pointer] * 12 + [ctypes.c_float, ctypes.c_float, number, number]
+    opened.mimicfl_train.argtypes = [pointer] * 15 + [number, number]
     opened.mimicfl_outputs.argtypes = [pointer] * 3 + [ctypes.c_int64, pointer, number]
     return opened

@@ -1,8 +1,6 @@
 """The native cohort: same questions and answers as the plain one, in compiled code, one client per thread at a time."""
 
-import copy
-import hashlib
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,16 +9,17 @@ from torch.nn import functional as F
 
 from ...data.clients import Clients, Holdout
 from ...data.dataset import Data, random_moves
-from ...errors import Diverged
 from ...local.losses import LOSSES, Loss
-from ...local.update import LocalSGD
 from ...params import flatten
-from ...seeds import stream
+from ...seeds import number, stream
 from ..cohort import Answers, Ask
+from ..support import Unsupported, without_dropout
 from .build import open_library
 from .generate import generate
-from .trace import Unsupported, trace
+from .trace import trace
 
+Part = tuple[np.ndarray, list[int]]  # a client's samples in the order of training, and its batch sizes
+Floats = Sequence[float]
 CHECK_SAMPLES = 5
 CHECK_TOLERANCE = 1e-4  # of the largest value; a wrong layer is off by far more, float32 rounding by far less
 
@@ -61,20 +60,18 @@ class Program:
             raise MemoryError("the native engine could not allocate its workspace")
         return out
 
-    def train(
-        self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shift: Tensor | None, mu: float, eta: float, threads: int
-    ) -> tuple[Tensor, Tensor]:
-        """g [m, d] and the summed batch losses [m] of one round."""
+    def train(self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shift: Tensor | None, threads: int) -> tuple[Tensor, Tensor]:
+        """g [m, d] and the summed batch losses [m] of one round; w is [d], or [models, d] with `plan.model` saying which is whose."""
         m = len(plan.begin)
-        g = torch.empty(m, w.numel())
+        g = torch.empty(m, w.shape[-1])
         loss = np.empty(m)
         w = w.contiguous()
         shift = None if shift is None else shift.contiguous()
         arrays: list[np.ndarray] = [plan.rows, plan.begin, plan.sizes, plan.step]
         failed = self.code.mimicfl_train(
-            *[_pointer(w), _pointer(g), loss.ctypes.data, _pointer(pool), _pointer(self.table), _pointer(target)],
-            *[array.ctypes.data for array in arrays],
-            *[None if shift is None else _pointer(shift), plan.keys.ctypes.data, eta, mu, m, threads],
+            *[_pointer(w), plan.model.ctypes.data, _pointer(g), loss.ctypes.data],
+            *[_pointer(pool), _pointer(self.table), _pointer(target), *[array.ctypes.data for array in arrays]],
+            *[None if shift is None else _pointer(shift), plan.keys.ctypes.data, plan.eta.ctypes.data, plan.mu.ctypes.data, m, threads],
         )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
@@ -82,69 +79,71 @@ class Program:
 
 
 class Plan:
-    """Which samples each client takes in which step, end to end as the compiled code wants them."""
+    """Which samples each client takes in which step, end to end as the compiled code wants them, and its rates and beginning."""
 
-    def __init__(self, parts: list[tuple[np.ndarray, list[int]]], keys: list[int]) -> None:
+    def __init__(self, parts: list[Part], keys: list[int], eta: Floats = (0.0,), mu: Floats = (0.0,), model: Sequence[int] = (0,)) -> None:
         self.rows = np.ascontiguousarray(np.concatenate([rows for rows, _ in parts]), dtype=np.int64)
         self.begin = np.cumsum([0] + [len(rows) for rows, _ in parts])[:-1].astype(np.int64)
         self.sizes = np.concatenate([sizes for _, sizes in parts]).astype(np.int32)
         self.step = np.cumsum([0] + [len(sizes) for _, sizes in parts]).astype(np.int64)
         self.keys = np.array(keys, dtype=np.uint64)
+        self.eta, self.mu, self.model = np.array(eta, dtype=np.float32), np.array(mu, dtype=np.float32), np.array(model, dtype=np.int32)
 
 
 class NativeCohort:
-    """Trains the clients of a round in compiled code."""
+    """Trains the clients of a round in compiled code, those of several runs side by side."""
 
-    name = "native"
+    name = label = "native"
 
-    def __init__(self, model: nn.Module, clients: Clients, local: LocalSGD, loss: Loss, flags: tuple[str, ...] = ()) -> None:
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, flags: tuple[str, ...] = ()) -> None:
         if clients.device.type != "cpu":
             raise Unsupported("it runs on the CPU only")
-        self.clients, self.local = clients, local
+        self.clients, self.loss = clients, loss
         self.program = Program(model, clients.data, loss, flags)
         self.target = self.program.target(clients.y)
         self.pool = None if clients.data.augment else self.program.pool(clients.x)
+        self.tests: dict[int, Tensor] = {}
         check(self.program, model, clients, loss)
 
-    def train(self, ask: Ask) -> Answers:
-        if self.clients.data.augment:  # augmented batches exist only for their client: one at a time
-            answers = [self._train(ask, [row]) for row in range(len(ask.active))]
-            g, K, loss = (torch.cat([getattr(a, name) for a in answers]) for name in ("g", "K", "loss"))
-        else:
-            a = self._train(ask, list(range(len(ask.active))))
-            g, K, loss = a.g, a.K, a.loss
-        good = torch.isfinite(loss) & torch.isfinite(g).all(dim=1)
-        if not bool(good.all()):
-            client = int(ask.active[int((~good).nonzero()[0])])
-            raise Diverged(f"the training loss is no longer finite in round {ask.t} at client {client} (local rate {ask.eta_L:g})")
-        return Answers(g, K, loss)
+    def like(self, model: nn.Module) -> "NativeCohort":
+        return NativeCohort(model, self.clients, self.loss)
 
-    def _train(self, ask: Ask, chosen: list[int]) -> Answers:
-        parts, pool, target = [], self.pool, self.target
-        clients = [int(ask.active[row]) for row in chosen]
-        for client in clients:
-            count = int(self.clients.sizes[client])
-            sizes = self.local.batch_sizes(count)
-            order = self.local.order(count, sizes, stream(ask.seed, "batches", ask.t, client))
-            rows = self.clients.split[client][order]
+    def train(self, asks: Sequence[Ask]) -> list[Answers]:
+        jobs = [(a, row) for a, ask in enumerate(asks) for row in range(len(ask.active))]
+        # Augmented batches exist only for their client: one at a time.
+        parts = [self._train(asks, part) for part in ([jobs] if self.pool is not None else [[job] for job in jobs])]
+        g, K, loss = (torch.cat([getattr(part, name) for part in parts]) for name in ("g", "K", "loss"))
+        cut = [len(ask.active) for ask in asks]
+        return [Answers(*rows) for rows in zip(g.split(cut), K.split(cut), loss.split(cut), strict=True)]
+
+    def _train(self, asks: Sequence[Ask], jobs: list[tuple[int, int]]) -> Answers:
+        parts: list[Part] = []
+        keys, shifts, pool, target = [], [], self.pool, self.target
+        for ask, row in [(asks[a], row) for a, row in jobs]:
+            client, clients = int(ask.active[row]), ask.clients
+            count = int(clients.sizes[client])
+            sizes = ask.local.batch_sizes(count)
+            order = ask.local.order(count, sizes, stream(ask.seed, "batches", ask.t, client))
+            rows = clients.split[client][order]
             if pool is None:
                 moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client))
-                x, y = zip(*self.clients.batches(client, order, sizes, moves), strict=True)
+                x, y = zip(*clients.batches(client, order, sizes, moves), strict=True)
                 pool, target, rows = torch.cat(x).contiguous(), self.program.target(torch.cat(y)), np.arange(len(order))
             parts.append((rows, sizes))
+            keys.append(number(ask.seed, "layers", ask.t, client))
+            shifts.append(ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.w.new_full(ask.w.shape, float(ask.task.shift)))
         assert pool is not None
-        shift = ask.task.shift[chosen] if isinstance(ask.task.shift, Tensor) else None
-        if shift is None and ask.task.shift:
-            shift = torch.full((len(chosen), ask.w.numel()), float(ask.task.shift))
-        plan = Plan(parts, [_key(ask.seed, ask.t, client) for client in clients])
-        g, loss = self.program.train(ask.w, pool, target, plan, shift, float(ask.task.mu), ask.eta_L, torch.get_num_threads())
+        shifted = any(isinstance(ask.task.shift, Tensor) or ask.task.shift for ask in asks)
+        plan = Plan(parts, keys, [asks[a].eta_L for a, _ in jobs], [asks[a].task.mu for a, _ in jobs], [a for a, _ in jobs])
+        w = torch.stack([ask.w for ask in asks])
+        g, loss = self.program.train(w, pool, target, plan, torch.stack(shifts) if shifted else None, torch.get_num_threads())
         steps = torch.tensor([len(sizes) for _, sizes in parts])
         return Answers(g, steps, (loss / steps).to(torch.float32))
 
-    def predictor(self, samples: Holdout) -> Callable[[Tensor], Tensor]:
-        """A function from parameters to the outputs for all these samples."""
-        pool = self.program.pool(samples.x)
-        return lambda w: self.program.predict(w, pool, torch.get_num_threads())
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor:
+        """Test outputs [r, n, outputs] of r models [r, d]."""
+        pool = self.tests.setdefault(id(samples.x), self.program.pool(samples.x))
+        return torch.stack([self.program.predict(one, pool, torch.get_num_threads()) for one in w])
 
 
 def loss_name(loss: Loss, data: Data) -> str:
@@ -159,9 +158,8 @@ def loss_name(loss: Loss, data: Data) -> str:
 
 def check(program: Program, model: nn.Module, clients: Clients, loss: Loss) -> None:
     """The compiled network against autograd on a few samples: whatever the tracing missed is found here, before it matters."""
-    if any(layer.kind == "dropout" for layer in program.layers):
-        model = _without_dropout(model)
-        program = Program(model, clients.data, loss)
+    if (quiet := without_dropout(model)) is not None:
+        model, program = quiet, Program(quiet, clients.data, loss)
     rows = np.arange(min(CHECK_SAMPLES, len(clients.x)))
     x, y = clients.data.inputs(clients.x[rows], torch.float32), clients.y[rows]
     w = flatten(model)
@@ -172,18 +170,10 @@ def check(program: Program, model: nn.Module, clients: Clients, loss: Loss) -> N
     model.train(training)
     exact = torch.cat([g.reshape(-1) for g in gradients])
     pool = program.pool(clients.x[rows])
-    g, _ = program.train(w, pool, program.target(y), Plan([(rows, [len(rows)])], [0]), None, 0.0, 0.0, 1)
+    g, _ = program.train(w, pool, program.target(y), Plan([(rows, [len(rows)])], [0]), None, 1)
     for ours, theirs in ((program.predict(w, pool, 1), output.detach()), (g[0], exact)):
         if not torch.allclose(ours, theirs.reshape(ours.shape), rtol=0, atol=CHECK_TOLERANCE * float(theirs.abs().max().clamp_min(1e-6))):
             raise Unsupported("its compiled form disagrees with PyTorch on a test batch")
-
-
-def _without_dropout(model: nn.Module) -> nn.Module:
-    plain = copy.deepcopy(model)
-    for layer in plain.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.0
-    return plain
 
 
 def _table(data: Data, channels: int) -> Tensor:
@@ -194,10 +184,6 @@ def _table(data: Data, channels: int) -> Tensor:
     if not torch.equal(inputs[:, :, :1].expand_as(inputs), inputs):
         raise Unsupported("its inputs are scaled differently within a channel")
     return inputs[:, :, 0].t().contiguous()
-
-
-def _key(seed: int, t: int, client: int) -> int:
-    return int.from_bytes(hashlib.blake2b(f"{seed}:layers:{t}:{client}".encode(), digest_size=8).digest(), "little")
 
 
 def _pointer(tensor: Tensor) -> int:

@@ -8,7 +8,8 @@ static void* room(size_t bytes) {
 }
 
 struct Round {
-  const float* w0;        // [D]
+  const float* w0;        // [models, D] where the clients begin
+  const int32_t* model;   // [m] which of them each client begins from
   float* g;               // [m, D] out
   double* loss;           // [m] out: sum over the steps of the mean batch loss
   const Sample* pool;     // [n, FEATURES]
@@ -20,8 +21,8 @@ struct Round {
   const int64_t* step;    // [m + 1] where each client's steps begin
   const float* shift;     // [m, D] or null
   const uint64_t* key;    // [m] for dropout
-  float eta, mu;
-  int m;
+  const float* eta;       // [m]
+  const float* mu;        // [m]
 };
 
 static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu) {
@@ -41,7 +42,8 @@ static void update(float* w, float* g, const float* grad, const float* w0, const
 }
 
 static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad) {
-  memcpy(w, r.w0, sizeof(float) * Net::D);
+  const float* w0 = r.w0 + (size_t)r.model[c] * Net::D;
+  memcpy(w, w0, sizeof(float) * Net::D);
   float* g = r.g + (size_t)c * Net::D;
   memset(g, 0, sizeof(float) * Net::D);
   const int64_t* rows = r.rows + r.begin[c];
@@ -57,7 +59,7 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
       loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
       Net::backward(s, w, grad, at == 0);
     }
-    update(w, g, grad, r.w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta, r.mu);
+    update(w, g, grad, w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta[c], r.mu[c]);
     rows += batch;
   }
   r.loss[c] = loss;
@@ -83,10 +85,10 @@ static int on_threads(int threads, int jobs, F work) {
 
 extern "C" int mimicfl_lanes() { return LANES; }
 
-extern "C" int mimicfl_train(const float* w0, float* g, double* loss, const Sample* pool, const float* table, const Target* target,
-                             const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step, const float* shift,
-                             const uint64_t* key, float eta, float mu, int m, int threads) {
-  const Round r{w0, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, m};
+extern "C" int mimicfl_train(const float* w0, const int32_t* model, float* g, double* loss, const Sample* pool, const float* table,
+                             const Target* target, const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step,
+                             const float* shift, const uint64_t* key, const float* eta, const float* mu, int m, int threads) {
+  const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu};
   return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad) { train_one(r, c, s, w, grad); });
 }
 

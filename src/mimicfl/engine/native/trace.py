@@ -8,10 +8,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...params import trainable
-
-
-class Unsupported(Exception):
-    """Why this network, loss or machine cannot run natively; the run goes on in PyTorch."""
+from ..support import Unsupported
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""While a model runs stacked, some of its calls are answered differently: convolutions by ours, dropout by keyed chance."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from .convolution import Conv
+
+_WORD = (1 << 32) - 1
+_STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
+
+
+class Stackable(TorchFunctionMode):
+    """Give it the number that stands for (seed, round, client, step): all chance in the model's layers follows from it.
+    `precision` is that of our convolutions; None leaves convolutions alone."""
+
+    def __init__(self, key: Tensor, precision: str | None) -> None:
+        super().__init__()
+        self.key, self.precision, self.site = key, precision, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv2d and self.precision and (found := _convolution(*args, **kwargs)) is not None:
+            x, w, bias, *how = found
+            y = Conv.apply(x, w, *how, self.precision)
+            return y if bias is None else y + bias.view(-1, 1, 1)
+        if func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
+            return self._dropout(func is not F.dropout, *args, **kwargs)
+        return func(*args, **kwargs)
+
+    def _dropout(self, whole_channels: bool, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        self.site += 1
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else x.shape
+        keep = chance(self.key + _SITE * self.site, shape) >= p
+        return torch.where(keep, x / (1 - p) if p < 1 else torch.zeros_like(x), 0.0)
+
+
+def chance(key: Tensor, shape: Any) -> Tensor:
+    """Uniform numbers in [0, 1) that depend on the key and the place alone: three rounds of multiply and fold."""
+    z = torch.arange(torch.Size(shape).numel(), device=key.device) * _STEP + key
+    for _ in range(3):
+        z = (z ^ ((z >> 32) & _WORD)) * _MIX
+    return (((z >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)).view(shape)
+
+
+def _convolution(x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
+    """The arguments as lists of two, or None for what our kernels do not do."""
+    if groups != 1 or x.ndim != 4 or isinstance(padding, str):
+        return None
+    pairs = [[n, n] if isinstance(n, int) else list(n) * (2 // len(n)) for n in (stride, padding, dilation)]
+    return x, w, bias, *pairs

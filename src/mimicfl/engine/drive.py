@@ -1,0 +1,75 @@
+"""The round loop of the paper, for one run or for many that train their clients together."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ..errors import Diverged
+from ..metrics.evaluate import scores
+from ..metrics.history import History, Row
+from .cohort import Cohort
+from .run import Run
+
+Watch = Callable[[Run, Row], None]
+
+
+def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> dict[Run, History | Diverged]:
+    """Every run to its end, a round of each at a time; a run that is through, or that diverged, leaves the others alone."""
+    failed: dict[Run, Diverged] = {}
+    ends: dict[Run, History] = {}
+    with exact(runs[0].precision):
+        while live := [run for run in runs if run not in ends and run not in failed]:
+            asked = [(run, run.ask()) for run in live]  # w_t and the task go to S_t
+            busy = [(run, ask) for run, ask in asked if ask is not None]
+            trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
+            answers = dict(zip([run for run, _ in busy], trained, strict=True))
+            for run, ask in busy:
+                with _noted(failed, run):
+                    run.tell(ask, answers[run])  # g_i come back; v_t, c_i and w_{t+1} follow
+            _test([run for run in live if run.due and run.score is None and run not in failed], cohort)
+            for run, sent in asked:
+                if run in failed:
+                    continue
+                with _noted(failed, run):
+                    if run.keeper is not None:
+                        run.keeper.company = len(live)
+                    row = run.close_round(sent, answers.get(run))
+                    if watch:
+                        watch(run, row)
+                    if run.t == run.rounds:
+                        ends[run] = run.history()
+    return {**ends, **failed}
+
+
+def _test(due: list[Run], cohort: Cohort) -> None:
+    """All models that are due, tested in one pass where the cohort can."""
+    if not due:
+        return
+    first = due[0]
+    outputs = cohort.outputs(torch.stack([run.state.w for run in due]), [run.buffers for run in due], first.test)
+    if outputs is not None:
+        for run, found in zip(due, scores(outputs, first.test.y, first.loss, first.data.num_classes), strict=True):
+            run.score = found
+
+
+@contextmanager
+def _noted(failed: dict[Run, Diverged], run: Run) -> Iterator[None]:
+    try:
+        yield
+    except Diverged as error:
+        kept = "" if run.keeper is None else run.keeper.last_good()
+        failed[run] = Diverged(f"{error}: lower the learning rate{kept}")
+
+
+@contextmanager
+def exact(precision: str = "fp32") -> Iterator[None]:
+    """Products on a GPU in the precision asked for, and convolutions in one fixed order: the same run gives the same bits."""
+    fast = precision != "fp32"
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = fast
+    try:
+        with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=fast):
+            yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before

@@ -1,0 +1,219 @@
+"""The streams cohort, for models too large to stack: one CUDA stream per client, all of them inside one graph.
+
+Each lane owns a copy of the module whose parameters are windows into the lane's row, laid out as the convolutions like them; a
+step is forward, backward and update, in place. The kernels of different clients run side by side because nothing orders them.
+"""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.clients import Clients, Holdout
+from ..data.dataset import crop_and_flip
+from ..local.losses import Loss
+from ..params import trainable
+from .batched.rewrite import Stackable
+from .batched.step import each
+from .cohort import Answers, Ask
+from .graphs import Graphs
+from .jobs import Jobs, Needs, hand_out, list_jobs
+from .lanes import Lanes, work_off
+from .support import Unsupported, halving, unmoved_buffers
+
+
+class StreamsCohort:
+    """Any module that can be captured in a CUDA graph."""
+
+    name = "streams"
+    MOST = 16  # lanes: beyond that nothing is gained, a large model's kernels fill the GPU
+
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0) -> None:
+        unmoved_buffers(model, clients, loss)
+        self.model, self.clients, self.loss, self.precision, self.width = model, clients, loss, precision, lanes or self.MOST
+        self.layout = Layout(model, clients.device)
+        self.needs: Needs | None = None
+        self.lanes: Lanes | None = None
+        self.graphs: Graphs | None = None
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}:{self.width}"
+
+    def like(self, model: nn.Module) -> "StreamsCohort":
+        return StreamsCohort(model, self.clients, self.loss, self.precision, 2)
+
+    def prepare(self, needs: Needs) -> None:
+        self.needs = needs
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]:
+        needs = Needs.of(asks)
+        if self.needs is None or not self.needs.covers(needs):
+            self.forget()
+            self.needs = needs if self.needs is None else self.needs.merged(needs)
+        jobs = list_jobs(asks, self.needs.batch).arranged(self.layout.arrange)
+        g, total = halving(self, lambda: self._work_off(jobs))
+        return hand_out(asks, jobs, self.layout.restore(g), total)
+
+    def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
+        if self.graphs is None:
+            assert self.needs is not None
+            self.lanes = Lanes(self.width, self.needs, jobs.w, half=self.precision == "bf16")
+            self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
+            try:
+                self.graphs = Graphs([clone.step for clone in self.clones], self.clients.device)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                raise Unsupported(f"it cannot be captured in a CUDA graph ({str(error).splitlines()[0][:160]})") from error
+        assert self.lanes is not None
+        return work_off(jobs, self.lanes, self.graphs.advance)
+
+    def forget(self) -> None:
+        self.lanes, self.graphs, self.clones = None, None, []
+        if self.clients.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
+        """A large model fills the GPU alone: no faster way than one after another."""
+
+
+class Layout:
+    """The flat vector with every convolution's weights channels last, and back."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        parameters = trainable(model)
+        self.shapes = [p.shape for p in parameters]
+        order, at = [], 0
+        for p in parameters:
+            places = torch.arange(at, at + p.numel()).view(p.shape)
+            order.append((places.permute(0, 2, 3, 1) if p.ndim == 4 else places).reshape(-1))
+            at += p.numel()
+        self.to_lane = torch.cat(order).to(device)
+        self.to_flat = torch.argsort(self.to_lane)
+
+    def arrange(self, rows: Tensor) -> Tensor:
+        return rows[:, self.to_lane]
+
+    def restore(self, rows: Tensor) -> Tensor:
+        return rows[:, self.to_flat]
+
+    def windows(self, row: Tensor) -> list[Tensor]:
+        """One lane's row as parameters, convolutions channels last."""
+        parts = row.split([shape.numel() for shape in self.shapes])
+        return [
+            part.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else part.view(shape)
+            for part, shape in zip(parts, self.shapes, strict=True)
+        ]
+
+
+class Clone:
+    """One lane's copy of the module."""
+
+    def __init__(self, cohort: StreamsCohort, lanes: Lanes, row: int) -> None:
+        self.cohort, self.lanes, self.row = cohort, lanes, slice(row, row + 1)
+        vectors = lanes.w if lanes.half is None else lanes.half  # a bfloat16 model computes with a copy, kept up to date by the update
+        self.dtype = vectors.dtype
+        self.module = copy.deepcopy(cohort.model).to(cohort.clients.device, self.dtype).train()
+        self.parameters = trainable(self.module)
+        for p, w in zip(self.parameters, cohort.layout.windows(vectors[row]), strict=True):
+            p.data = w
+        self.place = torch.arange(lanes.batch, device=cohort.clients.device)
+
+    def step(self) -> None:
+        """One local step of this lane, in place; a lane that is through repeats its last batch, for nothing."""
+        lanes, row, clients = self.lanes, self.row, self.cohort.clients
+        now = torch.minimum(lanes.k[row], lanes.steps[row] - 1)  # [1]: a single number would have to come to the host
+        at = now * lanes.batch + self.place
+        rows = lanes.samples[row].gather(1, at[None])[0].long()
+        count = lanes.sizes[row].gather(1, now[None])[0]
+        x, y = clients.x[rows], clients.y[rows]
+        if lanes.moves is not None:
+            x = crop_and_flip(x, lanes.moves[row].gather(1, at[None, :, None].expand(1, -1, 3))[0].long())
+        inputs = clients.data.inputs(x, lanes.w.dtype)
+        if inputs.is_floating_point():
+            inputs = inputs.to(self.dtype)
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        for p in self.parameters:
+            p.grad = None  # the backward pass then hands its gradients over instead of adding them up
+        with Keyed((lanes.keys[row] + now)[0]):
+            output = self.module(inputs)
+        weights = (self.place < count).to(lanes.w.dtype) / count
+        value = (each(self.cohort.loss, output.to(lanes.w.dtype), y) * weights).sum()
+        value.backward()
+        with torch.no_grad():
+            self._move()
+            lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value.detach(), 0.0)
+            lanes.k[row] += 1
+
+    def _move(self) -> None:
+        """The update, parameter by parameter, in the lane's own order."""
+        lanes, row = self.lanes, self.row
+        rows = [None if part is None else part[row][0] for part in (lanes.w, lanes.g, lanes.half, lanes.shift, lanes.start)]
+        facts = (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row])
+        begin = 0
+        for p in self.parameters:
+            end = begin + p.numel()
+            grad = torch.zeros_like(p) if p.grad is None else p.grad  # none: a parameter that this model does not use
+            h = (grad.permute(0, 2, 3, 1) if p.ndim == 4 else grad).reshape(-1)
+            w, g, half, shift, start = (None if part is None else part[begin:end] for part in rows)
+            assert w is not None
+            assert g is not None
+            _update(w, g, h, half, shift, start, facts)
+            begin = end
+
+
+def _update(
+    w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, facts: tuple[Tensor, ...]
+) -> None:
+    """h + shift + mu (w - start) goes into g and, times eta, off w, where the lane is not through."""
+    if w.is_cuda and w.dtype == torch.float32:
+        from .batched.kernels import move
+
+        return move(w, g, h, half, shift, start, facts)
+    eta, mu, k, steps = facts
+    h = h.to(w.dtype)
+    if shift is not None:
+        h = h + shift
+    if start is not None:
+        h = h + mu * (w - start)
+    h = torch.where(k < steps, h, 0.0)
+    g += h
+    w -= eta * h
+    if half is not None:
+        half.copy_(w)
+    return None
+
+
+class Keyed(Stackable):
+    """Keyed dropout; convolutions stay cuDNN's, but their bias is added by a function whose gradient is one quick sum."""
+
+    def __init__(self, key: Tensor) -> None:
+        super().__init__(key, None)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        ours = func is torch.conv2d and args[0].is_cuda and args[0].ndim == 4 and args[0].dtype != torch.float64
+        if ours and len(args) > 2 and args[2] is not None:
+            x, w, bias, *how = args
+            return AddBias.apply(torch.conv2d(x, w, None, *how, **(kwargs or {})), bias)
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+class AddBias(torch.autograd.Function):
+    """x [B, C, H, W] + bias [C]."""
+
+    apply: Any
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
+        ctx.dtype = bias.dtype
+        return x + bias[:, None, None]
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        from .batched.kernels import columns
+
+        return dy, columns(dy.permute(0, 2, 3, 1).reshape(-1, dy.shape[1])).to(ctx.dtype)

@@ -1,0 +1,116 @@
+"""The workers cohort, for any module on a CPU: one process a core, each with one thread, clients handed out as cores get free.
+
+A round forks: the children see models, data and tasks where they lie, without a copy, and write their answers into memory they
+share with the parent. Nothing is sent but a job's number down a pipe, so nothing has to be packed, and a child that dies takes
+only its round with it.
+"""
+
+import mmap
+import os
+import struct
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..data.clients import Clients, Holdout
+from ..local.losses import Loss
+from .cohort import Answers, Ask, PlainCohort
+from .support import Unsupported
+
+JOB = struct.Struct("<i")
+
+
+class WorkersCohort:
+    """Trains clients as the plain cohort does, several at a time."""
+
+    name = label = "workers"
+
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, workers: int = 0) -> None:
+        self.workers = workers or torch.get_num_threads()
+        if clients.device.type != "cpu":
+            raise Unsupported("worker processes run on the CPU only")
+        if not hasattr(os, "fork") or sys.platform == "darwin":  # forking a process with Apple's libraries in it is not safe
+            raise Unsupported("this system cannot fork")
+        if self.workers < 2:
+            raise Unsupported("there is only one core")
+        self.plain = PlainCohort(model, clients, loss)
+        self.clients, self.loss = clients, loss
+
+    def like(self, model: nn.Module) -> "WorkersCohort":
+        return WorkersCohort(model, self.clients, self.loss, self.workers)
+
+    def train(self, asks: Sequence[Ask]) -> list[Answers]:
+        jobs = [(a, row) for a, ask in enumerate(asks) for row in range(len(ask.active))]
+        jobs.sort(key=lambda job: -int(asks[job[0]].clients.sizes[asks[job[0]].active[job[1]]]))  # the longest first
+        answers = [Shared(ask) for ask in asks]
+        read, write = os.pipe()
+        said, saying = os.pipe()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children never use theirs
+            children = [self._fork(asks, jobs, answers, (read, write), (said, saying)) for _ in range(min(self.workers, len(jobs)))]
+        os.close(read)
+        os.close(saying)
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(b"".join(JOB.pack(job) for job in range(len(jobs))))
+        with os.fdopen(said, encoding="utf-8", errors="replace") as pipe:
+            trouble = pipe.read()
+        died = [status for status in (os.waitpid(child, 0)[1] for child in children) if status]
+        if trouble:
+            raise RuntimeError(f"a worker process failed:\n{trouble}")
+        if died:
+            raise MemoryError("a worker process was killed, most likely for want of memory: use fewer threads or smaller numbers")
+        return [answer.collected() for answer in answers]
+
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
+        """No faster way to the outputs than the module itself, with all threads."""
+
+    def _fork(
+        self, asks: Sequence[Ask], jobs: list[tuple[int, int]], answers: "list[Shared]", work: tuple[int, int], words: tuple[int, int]
+    ) -> int:
+        child = os.fork()
+        if child:
+            return child
+        status = 1
+        try:
+            os.close(work[1])
+            torch.set_num_threads(1)
+            while len(number := os.read(work[0], JOB.size)) == JOB.size:
+                a, row = jobs[JOB.unpack(number)[0]]
+                answers[a].put(row, *self.plain.train_one(asks[a], row), self.plain.work.buffers() if asks[a].buffers else {})
+            status = 0
+        except BaseException:
+            os.write(words[1], traceback.format_exc().encode())
+        finally:
+            os._exit(status)  # no cleaning up: everything belongs to the parent
+
+
+class Shared:
+    """Answers in memory that parent and children share."""
+
+    def __init__(self, ask: Ask) -> None:
+        m = len(ask.active)
+        self.g = _shared((m, ask.w.numel()), ask.w.dtype)
+        self.total = _shared((m,), ask.w.dtype)
+        self.steps = _shared((m,), torch.long)
+        self.buffers = {name: _shared((m, *value.shape), value.dtype) for name, value in ask.buffers.items()}
+
+    def put(self, row: int, g: Tensor, total: Tensor, steps: int, buffers: dict[str, Tensor]) -> None:
+        self.g[row], self.total[row], self.steps[row] = g, total, steps
+        for name, value in buffers.items():
+            self.buffers[name][row] = value
+
+    def collected(self) -> Answers:
+        return Answers(self.g, self.steps, self.total / self.steps.to(self.total.dtype), self.buffers)
+
+
+def _shared(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in anonymous memory that survives a fork as one memory, not as two."""
+    count = torch.Size(shape).numel()
+    if not count:
+        return torch.zeros(shape, dtype=dtype)
+    room = mmap.mmap(-1, count * torch.empty(0, dtype=dtype).element_size())
+    return torch.frombuffer(room, dtype=dtype, count=count).view(shape)

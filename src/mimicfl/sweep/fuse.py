@@ -1,0 +1,106 @@
+"""Runs that can train together do: the active clients of all of them are one cohort, round by round."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import runner
+from ..config import Experiment
+from ..engine.run import Run
+from ..engine.simulate import together
+from ..errors import Diverged, UsageError
+from ..metrics.history import History, read
+from ..metrics.store import RunFolder, check_same
+from ..rows import SHARE, free_memory
+
+Plan = dict[str, Experiment]  # a folder's name -> what runs in it
+Notice = Callable[[str], None]
+
+
+def compare(
+    experiment: Experiment,
+    algorithms: Sequence[str] = runner.ALL,
+    seeds: Sequence[int] = (0, 1, 2),
+    out: str | Path | None = None,
+    progress: runner.Reporter | None = None,
+    notice: Notice | None = None,
+) -> dict[str, list[History]]:
+    """Several algorithms and seeds on the same splits, availability and initial models; runs finished before are not run again."""
+    pairs = [(a, s) for a in algorithms for s in seeds]
+    if not pairs:
+        raise UsageError("compare needs at least one algorithm and one seed")
+    plan = {runner.folder_name(a, s): dataclasses.replace(experiment, algorithm=a, seed=s) for a, s in pairs}
+    found = carry_out(plan, out, progress, notice)
+    return {a: [found[runner.folder_name(a, s)] for s in seeds] for a in algorithms}
+
+
+def carry_out(
+    plan: Plan, out: str | Path | None = None, progress: runner.Reporter | None = None, notice: Notice | None = None
+) -> dict[str, History]:
+    """All runs of the plan, each in its folder below `out`; what was finished before is read, what was stopped goes on."""
+    if out is not None and (Path(out) / "config.toml").exists():
+        raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
+    results: dict[str, History] = {}
+    waiting: dict[str, tuple[Experiment, Run]] = {}
+    for name, experiment in plan.items():  # a mistake in the last run must not surface after an hour of the first
+        settled, run = runner.begin(experiment)
+        folder = None if out is None else Path(out) / name
+        if folder is not None and (folder / "config.toml").exists():
+            there = RunFolder(folder)
+            check_same(there, settled.to_dict())
+            if there.finished:
+                results[name] = dataclasses.replace(read(there), template=run.template)
+                continue
+        waiting[name] = settled, run
+    failures: list[str] = []
+    for names in groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()}):
+        done, failed = _together({name: waiting.pop(name) for name in names}, out, progress, notice)
+        results |= done
+        failures += failed
+    if failures:
+        raise Diverged(f"{len(failures)} of {len(plan)} runs diverged, the others are finished: " + "; ".join(failures))
+    return {name: results[name] for name in plan}
+
+
+def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
+    """Names of runs that share model, data, loss and batch shape, as many together as memory holds the states of."""
+    alike: dict[Any, list[str]] = {}
+    for name, run in runs.items():
+        batch = run.local.batch_size or "full"
+        key = (id(run.data), str(run.template), run.work.w.dtype, id(run.loss), batch, str(run.device), run.precision, engines[name])
+        alike.setdefault(key, []).append(name)
+    found = []
+    for names in alike.values():
+        most = _most(runs[names[0]])
+        found += [names[i : i + most] for i in range(0, len(names), most)]
+    return found
+
+
+def _most(run: Run) -> int:
+    """How many runs like this one fit the memory: their models and what they remember of every client."""
+    w = run.work.w
+    each = (len(run.split) + 8) * w.numel() * w.element_size()
+    free = torch.cuda.mem_get_info(run.device)[0] if run.device.type == "cuda" else free_memory()
+    return max(1, int(SHARE * free / each))
+
+
+def _together(
+    members: dict[str, tuple[Experiment, Run]], out: str | Path | None, progress: runner.Reporter | None, notice: Notice | None
+) -> tuple[dict[str, History], list[str]]:
+    settings = {id(run): e for e, run in members.values()}
+    opened: list[Run] = []
+    try:
+        for name, (e, run) in members.items():
+            if out is not None:
+                run.open(Path(out) / name, e.to_dict(), e.checkpoint_every or None)
+            opened.append(run)
+        watch = (lambda run, row: progress(settings[id(run)], row, run.rounds)) if progress else None
+        found = together(opened, next(iter(members.values()))[0].engine, notice, watch)
+    finally:
+        for run in opened:
+            run.close()
+    done = {name: h for name, h in zip(members, found, strict=True) if isinstance(h, History)}
+    return done, [f"{name}: {h}" for name, h in zip(members, found, strict=True) if isinstance(h, Diverged)]

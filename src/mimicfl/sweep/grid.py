@@ -1,0 +1,72 @@
+"""A sweep from a TOML file: settings for all runs, and a `[grid]` of settings to combine."""
+
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+from ..config import SETTINGS, Experiment, from_dict, read_settings
+from ..errors import UsageError, nearest, whole
+from ..runner import folder_name
+from .fuse import Plan
+
+MOST_RUNS = 100_000
+
+
+def read_sweep(file: str | Path) -> Plan:
+    """Every combination of the grid, under a name made of what differs: `CELL/ALGORITHM-sSEED`.
+
+    `seed = 3` in the grid is the seeds 0, 1, 2; every other entry is a list of values.
+    """
+    settings = read_settings(Path(file))
+    grid = settings.pop("grid", None)
+    if not isinstance(grid, dict) or not grid:
+        raise UsageError(
+            f'{file} has no [grid]: add one with lists of settings to combine, as in\n[grid]\nalgorithm = ["fedavg", "mimic"]\nseed = 3'
+        )
+    values = {key.replace("-", "_"): _values(file, key, value) for key, value in grid.items()}
+    for key in values:
+        if key not in SETTINGS:
+            raise UsageError(f"{file}: there is no setting {key!r} for the grid; {nearest(key, SETTINGS)}")
+        if key in settings:
+            raise UsageError(f"{file}: {key!r} stands both above and in the grid")
+    whole(f"the number of runs in {file}", len(list(itertools.product(*values.values()))), high=MOST_RUNS)
+    plan: Plan = {}
+    for combination in itertools.product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+        experiment = from_dict(settings | chosen, str(file))
+        name = _name(experiment, {key: value for key, value in chosen.items() if key not in ("algorithm", "seed")})
+        if name in plan:
+            raise UsageError(f"{file}: two runs would have the folder {name}: a value stands twice in the grid")
+        plan[name] = experiment
+    return plan
+
+
+def _values(file: str | Path, key: str, value: Any) -> list[Any]:
+    if key == "seed" and isinstance(value, int):
+        return list(range(whole("seed", value)))
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{file}: {key} in the grid must be a list of values, got {value!r}")
+    return value
+
+
+def _name(experiment: Experiment, other: dict[str, Any]) -> str:
+    own = folder_name(experiment.algorithm, experiment.seed)
+    cell = "-".join(
+        f"{key}={value}" if key not in ("availability", "dataset", "partition", "model") else str(value) for key, value in other.items()
+    )
+    clean = "".join(c if c.isalnum() or c in ".-=" else "_" for c in cell)[:120]
+    return f"{clean}/{own}" if clean else own
+
+
+def cells(plan: Plan) -> dict[str, list[str]]:
+    """The runs by the folder they share: one comparison each."""
+    found: dict[str, list[str]] = {}
+    for name in plan:
+        found.setdefault(name.rpartition("/")[0], []).append(name)
+    return found
+
+
+def with_out(plan: Plan, **changes: Any) -> Plan:
+    """The same runs with some settings of how and where changed."""
+    return {name: dataclasses.replace(experiment, **changes) for name, experiment in plan.items()}
