@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import flow
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -40,7 +41,7 @@ PATTERNS = {
 
 def reference() -> str:
     """docs/cli.md: what every --help prints."""
-    commands = ["demo", "run", "compare", "sweep", "resume", "report", "data", "availability", "theory", "bench"]
+    commands = ["demo", "run", "compare", "sweep", "resume", "report", "data", "availability", "theory", "bench", "flower"]
     text = "# Command reference\n\nMade from `mimicfl COMMAND --help` by `make docs`.\n"
     for command in commands:
         shown = io.StringIO()
@@ -143,5 +144,6 @@ if __name__ == "__main__":
             shutil.copy(demo / "curves.png", DOCS / "pictures" / "demo.png")
             shutil.copy(demo / "availability.png", DOCS / "pictures" / "availability.png")
             photograph(demo / "report.html", DOCS / "pictures" / "report.png")
+            flow.draw().savefig(flow.OUT, dpi=130)
             assert main(["availability", "show", "bounded:20", "--out", str(DOCS / "pictures" / "bounded.png")]) == 0
     Console().print("docs are up to date")

@@ -4,7 +4,7 @@ The paper's letters are used here: w_t the model [d], g_i client i's update [m, 
 global rate, K the local steps. Per-client memory has one row a client, [N, d].
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
@@ -81,3 +81,35 @@ def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
 def memory(w: Tensor, num_clients: int) -> Rows:
     """One zero row a client, [N, d], that takes room once the client has been seen."""
     return Rows(w, num_clients)
+
+
+def pack(state: State) -> dict[str, Tensor]:
+    """A state as named tensors, ready for a file."""
+    tensors: dict[str, Tensor] = {}
+    for field in fields(state):
+        value = getattr(state, field.name)
+        parts = {f".{key}": part for key, part in value.tensors().items()} if isinstance(value, Rows) else {"": value}
+        tensors |= {f"state.{field.name}{key}": part for key, part in parts.items()}
+    return tensors
+
+
+def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
+    """Put saved tensors back into a state made by `init`; what does not fit is refused, with `where` it was found."""
+    for field in fields(state):
+        now = getattr(state, field.name)
+        wanted = now.tensors() if isinstance(now, Rows) else {"": now}
+        saved = {part: tensors.get(f"state.{field.name}{'.' * bool(part)}{part}") for part in wanted}
+        found = [tensor for tensor in saved.values() if tensor is not None]
+        fits = len(found) == len(wanted) and all(a.dtype == b.dtype for a, b in zip(found, wanted.values(), strict=True))
+        if isinstance(now, Rows):
+            fits = fits and found[1].shape == (len(found[0]), now.d) and bool((found[0] < len(now.slot)).all())
+        elif fits:
+            fits = found[0].shape == now.shape
+        if not fits:
+            raise UsageError(
+                f"the checkpoint in {where} does not fit this version of the algorithm (state.{field.name}): choose another folder"
+            )
+        if isinstance(now, Rows):
+            now.restore(*found)
+        else:
+            setattr(state, field.name, found[0].to(now.device))

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .._version import __version__
 from ..errors import UsageError
-from . import look, theory, train
+from . import federation, look, theory, train
 from .options import Parser, add_settings
 
 
@@ -127,6 +127,11 @@ def parser() -> Parser:
     p.add_argument("--plugin", dest="plugins", action="append", help="Python file with an own pattern", metavar="FILE")
     p.add_argument("--out", help="also as a picture: .png, .svg or .pdf", metavar="FILE")
     p.set_defaults(call=look.availability)
+
+    p = command("flower", "write a small app for a real federation on Flower", "mimicfl flower new my-federation")
+    p.add_argument("action", choices=["new"])
+    p.add_argument("folder", help="a new folder; its name becomes the app's", metavar="DIR")
+    p.set_defaults(call=federation.flower)
     return top
 
 

@@ -1,7 +1,7 @@
 """`Data`: training and test samples, as the files hold them, with what turns them into model inputs."""
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,12 @@ class Data:
             return None
         labels = self.y_train.reshape(len(self.y_train), -1)[:, 0].numpy()
         return np.stack([np.bincount(labels[part], minlength=self.num_classes) for part in split])
+
+    def subset(self, part: Any) -> "Data":
+        """The same data with these training samples only: what one client holds."""
+        rows = torch.as_tensor(np.asarray(part))
+        ids = None if self.ids is None else np.asarray(self.ids)[np.asarray(part)]
+        return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], ids=ids)
 
     def inputs(self, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Stored samples as model inputs."""

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from ..algorithms import Task
 from ..data.clients import Clients, Holdout
-from ..data.dataset import random_moves
 from ..local.losses import Loss
-from ..local.update import LocalSGD, local_update
+from ..local.train import train_client
+from ..local.update import LocalSGD
 from ..params import Workspace
-from ..seeds import stream, torch_stream
 
 
 @dataclass(frozen=True)
@@ -91,18 +90,12 @@ class PlainCohort:
 
     def train_one(self, ask: Ask, row: int) -> tuple[Tensor, Tensor, int]:
         """g, the summed batch losses and the number of steps of the client in this row."""
-        client, clients = int(ask.active[row]), ask.clients
-        count = int(clients.sizes[client])
-        sizes = ask.local.batch_sizes(count)
-        order = ask.local.order(count, sizes, stream(ask.seed, "batches", ask.t, client))
-        moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client)) if clients.data.augment else None
+        client = int(ask.active[row])
         shift = ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.task.shift
         self.work.load(ask.w, ask.buffers)
+        key = (ask.t, client)
         try:
-            with torch_stream(ask.seed, "layers", ask.t, client, device=clients.device):
-                batches = clients.batches(client, order, sizes, moves)
-                g, total = local_update(self.work, batches, ask.eta_L, self.loss, shift, ask.task.mu)
+            return train_client(self.work, ask.clients, client, ask.local, self.loss, ask.seed, key, ask.eta_L, shift, ask.task.mu)
         except Exception as error:
             error.add_note(f"(while training client {client} in round {ask.t})")
             raise
-        return g, total, len(sizes)

@@ -3,20 +3,18 @@
 import json
 import time
 import zlib
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .. import algorithms
+from ..algorithms.base import pack, unpack
 from ..errors import UsageError, whole
 from ..metrics.history import Row
 from ..metrics.store import RunFolder
 from ..registry import describe
-from ..rows import Rows
 
 if TYPE_CHECKING:
     from .run import Run
@@ -56,31 +54,11 @@ class Keeper:
         if name == "final":
             return
         folder.keep_rows(run.rows)
-        for field in fields(run.state):
-            self._restore_field(tensors, field.name)
+        unpack(run.state, tensors, folder.path)
         run.buffers = {name: tensors[f"buffer.{name}"].to(run.device) for name in run.buffers}
         if run.watch:
             run.watch.kept = {k.removeprefix("watch."): v.to(run.device) for k, v in tensors.items() if k.startswith("watch.")}
         run.recount()
-
-    def _restore_field(self, tensors: dict[str, Tensor], name: str) -> None:
-        now = getattr(self.run.state, name)
-        wanted = now.tensors() if isinstance(now, Rows) else {"": now}
-        saved = {part: tensors.get(f"state.{name}{'.' * bool(part)}{part}") for part in wanted}
-        found = [tensor for tensor in saved.values() if tensor is not None]
-        fits = len(found) == len(wanted) and all(a.dtype == b.dtype for a, b in zip(found, wanted.values(), strict=True))
-        if isinstance(now, Rows):
-            fits = fits and found[1].shape == (len(found[0]), now.d) and bool((found[0] < len(now.slot)).all())
-        elif fits:
-            fits = found[0].shape == now.shape
-        if not fits:
-            raise UsageError(
-                f"the checkpoint in {self.folder.path} does not fit this version of the algorithm (state.{name}): choose another folder"
-            )
-        if isinstance(now, Rows):
-            now.restore(*found)
-        else:
-            setattr(self.run.state, name, found[0].to(self.run.device))
 
     def append(self, row: Row) -> None:
         """Record a round, and save when it is time."""
@@ -97,12 +75,7 @@ class Keeper:
         """Save the state as it is after the last recorded round."""
         start = time.perf_counter()
         run = self.run
-        tensors: dict[str, Tensor] = {}
-        for field in fields(run.state):
-            value = getattr(run.state, field.name)
-            parts = {f".{key}": part for key, part in value.tensors().items()} if isinstance(value, Rows) else {"": value}
-            tensors |= {f"state.{field.name}{key}": part for key, part in parts.items()}
-        tensors |= {f"buffer.{name}": value for name, value in run.buffers.items()}
+        tensors = pack(run.state) | {f"buffer.{name}": value for name, value in run.buffers.items()}
         tensors |= {f"watch.{name}": value for name, value in (run.watch.kept if run.watch else {}).items()}
         self.folder.save("checkpoint", tensors, **self._facts())
         self.saved_at = time.perf_counter()
