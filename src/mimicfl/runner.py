@@ -18,6 +18,7 @@ from .config import Experiment, from_dict
 from .data import partition
 from .data.dataset import Data
 from .data.datasets import DATASETS, load
+from .engine.pick import check_engine
 from .engine.run import Run
 from .engine.simulate import simulate
 from .engine.watching import watch
@@ -85,6 +86,19 @@ def _load(name: str, path: str | None, **options: Any) -> Data:
 
 def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
     """The experiment as it will be written down, and the arguments it stands for, all checked before anything is begun."""
+    e, arguments, _ = _settled(experiment)
+    return e, arguments
+
+
+def begin(experiment: Experiment) -> tuple[Experiment, Run]:
+    """The settled experiment, and its run before the first round."""
+    e, arguments, run = _settled(experiment)
+    watch(run, arguments["diagnose"])
+    run.config = e.to_dict()
+    return e, run
+
+
+def _settled(experiment: Experiment) -> tuple[Experiment, dict[str, Any], Run]:
     arguments = build(experiment)
     e = experiment.resolved()
     e = dataclasses.replace(
@@ -95,23 +109,10 @@ def settle(experiment: Experiment) -> tuple[Experiment, dict[str, Any]]:
         data_path=e.data_path and _absolute(e.data_path),
         availability=_with_absolute_file(e.availability),
     )
-    Run(**own(arguments))
+    run = Run(**{key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every", "diagnose")})
+    check_engine(e.engine, run.device)
     plan(arguments["diagnose"])
-    return e, arguments
-
-
-def own(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that make a run what it is."""
-    return {key: value for key, value in arguments.items() if key not in ("engine", "checkpoint_every", "diagnose")}
-
-
-def begin(experiment: Experiment) -> tuple[Experiment, Run]:
-    """The settled experiment, and its run before the first round."""
-    e, arguments = settle(experiment)
-    run = Run(**own(arguments))
-    watch(run, arguments["diagnose"])
-    run.config = e.to_dict()
-    return e, run
+    return e, arguments, run
 
 
 def run(

@@ -40,6 +40,7 @@ from .conftest import call
         ("run --algorithm mimic:[/b]", "memory '[/b]' is unknown"),
         ("run --engine warp", "engine 'warp' is unknown"),
         ("run --engine streams", "engine streams needs a GPU"),
+        ("compare --engine streams", "engine streams needs a GPU"),
         ("run --state-budget lots", "state_budget takes auto, GiB"),
         ("run --precision fp16", "precision 'fp16' is unknown"),
         ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),
