@@ -17,64 +17,42 @@ from ..local.losses import Loss
 from ..params import trainable
 from .batched.rewrite import Stackable
 from .batched.step import each
-from .cohort import Answers, Ask
 from .graphs import Graphs
-from .jobs import Jobs, Needs, hand_out, list_jobs
+from .jobs import Jobs, Needs
+from .lane_cohort import LaneCohort
 from .lanes import Lanes, work_off
-from .support import Unsupported, halving, unmoved_buffers
 
 
-class StreamsCohort:
+class StreamsCohort(LaneCohort):
     """Any module that can be captured in a CUDA graph."""
 
     name = "streams"
+    cannot = "it cannot be captured in a CUDA graph"
     MOST = 16  # lanes: beyond that nothing is gained, a large model's kernels fill the GPU
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0) -> None:
-        unmoved_buffers(model, clients, loss)
-        self.model, self.clients, self.loss, self.precision, self.width = model, clients, loss, precision, lanes or self.MOST
+        super().__init__(model, clients, loss, precision, lanes or self.MOST)
         self.layout = Layout(model, clients.device)
-        self.needs: Needs | None = None
         self.lanes: Lanes | None = None
+        self.clones: list[Clone] = []
         self.graphs: Graphs | None = None
-
-    @property
-    def label(self) -> str:
-        return f"{self.name}:{self.width}"
 
     def like(self, model: nn.Module) -> "StreamsCohort":
         return StreamsCohort(model, self.clients, self.loss, self.precision, 2)
 
-    def prepare(self, needs: Needs) -> None:
-        self.needs = needs
+    def _build(self, needs: Needs, w: Tensor) -> None:
+        self.lanes = Lanes(self.width, needs, w, half=self.precision == "bf16")
+        self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
+        self.graphs = Graphs([clone.step for clone in self.clones], self.clients.device)
 
-    def train(self, asks: Sequence[Ask]) -> list[Answers]:
-        needs = Needs.of(asks)
-        if self.needs is None or not self.needs.covers(needs):
-            self.forget()
-            self.needs = needs if self.needs is None else self.needs.merged(needs)
-        jobs = list_jobs(asks, self.needs.batch).arranged(self.layout.arrange)
-        g, total = halving(self, lambda: self._work_off(jobs))
-        return hand_out(asks, jobs, self.layout.restore(g), total)
-
-    def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
-        if self.graphs is None:
-            assert self.needs is not None
-            self.lanes = Lanes(self.width, self.needs, jobs.w, half=self.precision == "bf16")
-            self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
-            try:
-                self.graphs = Graphs([clone.step for clone in self.clones], self.clients.device)
-            except torch.OutOfMemoryError:
-                raise
-            except Exception as error:
-                raise Unsupported(f"it cannot be captured in a CUDA graph ({str(error).splitlines()[0][:160]})") from error
+    def _run(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
         assert self.lanes is not None
-        return work_off(jobs, self.lanes, self.graphs.advance)
+        assert self.graphs is not None
+        g, total = work_off(jobs.arranged(self.layout.arrange), self.lanes, self.graphs.advance)
+        return self.layout.restore(g), total
 
-    def forget(self) -> None:
-        self.lanes, self.graphs, self.clones = None, None, []
-        if self.clients.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _drop(self) -> None:
+        self.lanes, self.clones, self.graphs = None, [], None
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """A large model fills the GPU alone: no faster way than one after another."""

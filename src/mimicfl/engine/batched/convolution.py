@@ -82,28 +82,31 @@ def _stacked(operation: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tenso
     return operation(*pair, *args[2:]), 0
 
 
-class _Op(torch.autograd.Function):
-    """What the three have in common: alone they are a stack of one, stacked they are one call."""
+def _stackable(operation: Any) -> Any:
+    """A function of two tensors: alone a stack of one, stacked one call."""
 
-    operation: Any
-    apply: Any
+    class Stackable(torch.autograd.Function):
+        @staticmethod
+        def forward(a: Tensor, b: Tensor, *how: Any) -> Tensor:
+            return operation(a[None], b[None], *how)[0]  # type: ignore[no-any-return]
 
-    @classmethod
-    def alone(cls, a: Tensor, b: Tensor, *rest: Any) -> Tensor:
-        return cls.operation(a[None], b[None], *rest)[0]  # type: ignore[no-any-return]
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+            ctx.save_for_backward(*inputs[:2])
+            ctx.how = inputs[2:]
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return _stacked(operation, info, in_dims, *args)
+
+    return Stackable
 
 
-class Conv(_Op):
-    operation = conv
+ConvInput, ConvWeight = _stackable(conv_input), _stackable(conv_weight)
 
-    @staticmethod
-    def forward(x: Tensor, w: Tensor, *how: Any) -> Tensor:
-        return Conv.alone(x, w, *how)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2])
-        ctx.how = inputs[2:]
+class Conv(_stackable(conv)):  # type: ignore[misc]
+    """The convolution, whose gradients are the other two."""
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
@@ -111,37 +114,3 @@ class Conv(_Op):
         dx = ConvInput.apply(dy, w, list(x.shape[-2:]), *ctx.how)
         dw = ConvWeight.apply(x, dy, list(w.shape[-2:]), *ctx.how)
         return dx, dw, *[None] * len(ctx.how)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _stacked(conv, info, in_dims, *args)
-
-
-class ConvInput(_Op):
-    operation = conv_input
-
-    @staticmethod
-    def forward(dy: Tensor, w: Tensor, *how: Any) -> Tensor:
-        return ConvInput.alone(dy, w, *how)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _stacked(conv_input, info, in_dims, *args)
-
-
-class ConvWeight(_Op):
-    operation = conv_weight
-
-    @staticmethod
-    def forward(x: Tensor, dy: Tensor, *how: Any) -> Tensor:
-        return ConvWeight.alone(x, dy, *how)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None: ...
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
-        return _stacked(conv_weight, info, in_dims, *args)
