@@ -240,6 +240,7 @@ def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests in the background ignores it
     )
     while not Path("r/rows.jsonl").exists() or Path("r/rows.jsonl").stat().st_size < 500:
         time.sleep(0.02)
