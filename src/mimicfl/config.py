@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from .errors import UsageError, nearest, one_of, whole
 from .registry import parse
 
+ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 # Settings that say how or where a run is made, not what it is.
 BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
@@ -95,7 +96,7 @@ class Experiment:
         one_of("weighting", self.weighting, ["uniform", "samples"])
         one_of("preset", self.preset, ["none", "authors"])
         one_of("dtype", self.dtype, ["float32", "float64"])
-        one_of("engine", self.engine, ["auto", "plain", "native", "workers", "batched", "streams"])
+        one_of("engine", self.engine, ENGINES)
         one_of("precision", self.precision, ["fp32", "tf32", "bf16"])
 
     def resolved(self) -> "Experiment":

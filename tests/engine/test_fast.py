@@ -22,6 +22,8 @@ from mimicfl.engine.workers import WorkersCohort
 from mimicfl.local.losses import as_loss
 from mimicfl.params import flatten
 
+from .models import Moody, accuracy_with_dropout
+
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
 SIZES = (30, 7, 43, 1)  # full batches, one that is not, one sample alone
@@ -153,20 +155,10 @@ class TestDropout:
         assert abs(both.mean()) < 0.005  # neighbouring keys know nothing of each other
 
     def test_trains(self, digits):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
-        arguments = {"data": digits["data"], "split": digits["split"], "rounds": 15, "local": mf.LocalSGD(epochs=2, lr=0.1)}
-        runs = [mf.simulate(model, **arguments, engine=e).rows[-1]["test_accuracy"] for e in ("batched", "plain")]
+        torch.manual_seed(0)
+        runs = [accuracy_with_dropout(digits, engine, rounds=15, epochs=2) for engine in ("batched", "plain")]
         assert runs[0] == pytest.approx(runs[1], abs=0.06)
         assert runs[0] > 0.7
-
-
-class Moody(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.a(x.flatten(1)) if x.sum() > 0 else self.a(-x.flatten(1))
 
 
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")

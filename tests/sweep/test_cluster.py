@@ -59,7 +59,7 @@ def test_a_killed_workers_runs_are_taken_up_again(tmp_path):
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 0, out
-    assert "2 groups for" in out or "groups for" in out
+    assert " groups for " in out
     assert "a worker died: its" in out
     assert not list((tmp_path / "out").glob(".sweep-*"))
     for algorithm in ("fedavg", "mimic"):

@@ -103,4 +103,8 @@ def test_diagnosed_runs_keep_their_figures_in_company():
     alone = mf.run(wanted["a"])
     for ours, theirs in zip(found["a"].rows, alone.rows, strict=True):
         assert ("diagnosis" in ours) == ("diagnosis" in theirs)
+        if "diagnosis" in ours:
+            assert [ours["diagnosis"][key] for key in ("E", "grad2", "gamma")] == [
+                theirs["diagnosis"][key] for key in ("E", "grad2", "gamma")
+            ]
     assert any("diagnosis" in row for row in found["a"].rows)

@@ -23,10 +23,9 @@ from ..params import flatten
 from .checks import pick_device
 from .cohort import Ask, PlainCohort
 from .drive import exact
-from .support import Unsupported, agree, without_dropout
+from .support import TOLERANCE, Unsupported, agree, without_dropout
 
 SHAPES = {"lenet": (1, 28, 28), "vgg11": (3, 32, 32), "mlp": (1, 8, 8), "logistic": (1, 8, 8)}
-TOLERANCE = {"fp32": 0.02, "tf32": 0.1, "bf16": 0.2}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from ..algorithms import Task
+from ..config import ENGINES
 from ..data.clients import Clients
 from ..errors import UsageError, one_of
 from ..local.update import LocalSGD
@@ -18,18 +19,12 @@ from .drive import exact
 from .jobs import Needs
 from .lanes import width
 from .run import Run
-from .support import Unsupported, agree, without_dropout
+from .support import TOLERANCE, Unsupported, agree, without_dropout
 
-ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which preparing another engine would only delay the run
 WORTH_COMPILING = 60.0  # seconds of batched training below which the compiler would only delay it
 PLAIN_STEP, PLAIN_FLOPS = {"cpu": 2e-4, "cuda": 2e-3}, {"cpu": 5e9, "cuda": 1e13}  # that estimate: overhead of a step, arithmetic a second
 TRIAL_STEPS = 4
-TOLERANCE = {
-    "fp32": 0.02,
-    "tf32": 0.1,
-    "bf16": 0.2,
-}  # a maximum that falls on another pixel moves a gradient by a little, a wrong layer by all
 
 
 def check_engine(engine: str, device: torch.device) -> None:
@@ -72,31 +67,28 @@ def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -
 
 def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort, str]:
     trial = Trial(runs, plain)
-    best, took, reasons = plain, trial.of(plain), []
-    plainly = took
-    runner_up, second = "", took
+    took: dict[Cohort, float] = {plain: trial.of(plain)}
+    reasons = []
     for name in ("native", "workers") if runs[0].device.type == "cpu" else ("batched", "streams"):
+        best = min(took, key=took.__getitem__)
         if name == "workers" and best.name == "native":
             continue  # compiled code on the same cores has nothing to fear from processes
         try:
             cohort = make(name, runs)
             trial.check(cohort)
-            now = trial.of(cohort)
+            took[cohort] = trial.of(cohort)
         except Unsupported as reason:
             reasons.append(f"{name} cannot: {reason}")
-            continue
-        if now < took:
-            runner_up, second, best, took = best.name, took, cohort, now
-        else:
-            runner_up, second = (name, now) if second == plainly or now < second else (runner_up, second)
-    if best.name == "batched" and seconds * took / plainly > WORTH_COMPILING:
+    best = min(took, key=took.__getitem__)
+    if best.name == "batched" and seconds * took[best] / took[plain] > WORTH_COMPILING:
         compiled = make("batched", runs, compiled=True)
-        if (now := trial.of(compiled)) < took:
-            best, took = compiled, now
+        took[compiled] = trial.of(compiled)
+        best = min(best, compiled, key=took.__getitem__)
     if best is plain:
-        why = f"measured {second / took:.1f} times as fast as {runner_up} here" if runner_up else "; ".join(reasons)
+        others = sorted((seconds, cohort.name) for cohort, seconds in took.items() if cohort is not plain)
+        why = f"measured {others[0][0] / took[plain]:.1f} times as fast as {others[0][1]} here" if others else "; ".join(reasons)
         return plain, f"engine plain: {why}"
-    ratio = plainly / took
+    ratio = took[plain] / took[best]
     return best, f"engine {best.name}: measured {ratio:.{int(ratio < 3)}f} times as fast as plain here"
 
 

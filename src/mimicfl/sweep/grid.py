@@ -1,6 +1,5 @@
 """A sweep from a TOML file: settings for all runs, and a `[grid]` of settings to combine."""
 
-import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -65,8 +64,3 @@ def cells(plan: Plan) -> dict[str, list[str]]:
     for name in plan:
         found.setdefault(name.rpartition("/")[0], []).append(name)
     return found
-
-
-def with_out(plan: Plan, **changes: Any) -> Plan:
-    """The same runs with some settings of how and where changed."""
-    return {name: dataclasses.replace(experiment, **changes) for name, experiment in plan.items()}

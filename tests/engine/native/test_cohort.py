@@ -16,6 +16,7 @@ from mimicfl.local.losses import as_loss
 from mimicfl.params import flatten
 from mimicfl.runner import resume
 
+from ..models import Moody, accuracy_with_dropout
 from .problems import assert_close, needs_compiler
 
 pytestmark = needs_compiler
@@ -102,9 +103,8 @@ class TestDropout:
         assert_close(program.predict(flatten(model), program.pool(data.x_test), 1), model.eval()(data.x_test).detach())
 
     def test_in_a_whole_run(self, digits):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
-        arguments = {"data": digits["data"], "split": digits["split"], "rounds": 25, "local": mf.LocalSGD(epochs=4, lr=0.1)}
-        runs = [mf.simulate(model, **arguments, engine=e).rows[-1]["test_accuracy"] for e in ("native", "plain")]
+        torch.manual_seed(0)
+        runs = [accuracy_with_dropout(digits, engine, rounds=25, epochs=4) for engine in ("native", "plain")]
         assert runs[0] == pytest.approx(runs[1], abs=0.05)
         assert runs[0] > 0.8
 
@@ -117,15 +117,6 @@ class Residual(nn.Module):
     def forward(self, x):
         x = x.flatten(1)
         return self.b(x + self.a(x))
-
-
-class Moody(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.a(x.flatten(1)) if x.sum() > 0 else self.a(-x.flatten(1))
 
 
 def smooth(output, target):

@@ -1,0 +1,23 @@
+"""Models and runs that the tests of several engines share."""
+
+from torch import nn
+
+import mimicfl as mf
+
+
+class Moody(nn.Module):
+    """What it computes depends on the data: nothing can trace or stack it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.a(x.flatten(1)) if x.sum() > 0 else self.a(-x.flatten(1))
+
+
+def accuracy_with_dropout(digits, engine, rounds, epochs):
+    """What a network with a dropout layer reaches on digits."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
+    local = mf.LocalSGD(epochs=epochs, lr=0.1)
+    return mf.simulate(model, digits["data"], digits["split"], rounds=rounds, local=local, engine=engine).rows[-1]["test_accuracy"]
