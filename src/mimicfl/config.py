@@ -68,7 +68,11 @@ class Experiment:
     )
     seed: int = setting(0, "everything random follows from it", "S")
     device: str = setting("cpu", "cpu, cuda or auto", "NAME")
-    engine: str = setting("auto", "auto (the fastest that fits), plain, native or workers (CPU), batched or streams (GPU)", "NAME")
+    engine: str = setting(
+        "auto",
+        "auto (the fastest that fits), plain, native or workers (CPU), batched or streams (GPU; batched:128:compiled fixes the lanes)",
+        "NAME",
+    )
     precision: str = setting("fp32", "of products on a GPU: fp32, tf32 or bf16", "NAME")
     dtype: str = setting("float32", "float32 or float64", "NAME")
     eval_every: int = setting(1, "test after every so many rounds", "R")
@@ -96,7 +100,7 @@ class Experiment:
         one_of("weighting", self.weighting, ["uniform", "samples"])
         one_of("preset", self.preset, ["none", "authors"])
         one_of("dtype", self.dtype, ["float32", "float64"])
-        one_of("engine", self.engine, ENGINES)
+        engine_parts(self.engine)
         one_of("precision", self.precision, ["fp32", "tf32", "bf16"])
 
     def resolved(self) -> "Experiment":
@@ -136,6 +140,16 @@ class Experiment:
         """A folder name a person can read, made unique by the id."""
         words = [parse(self.dataset)[0], self.algorithm, self.availability, f"s{self.seed}", self.id]
         return "-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in word)[:40] for word in words)
+
+
+def engine_parts(engine: str) -> tuple[str, int, bool]:
+    """`batched:128:compiled` as name, lanes (0: as many as suit) and whether to compile."""
+    name, *details = engine.split(":")
+    one_of("engine", name, ENGINES)
+    lanes, compiled = details[0] if details else "0", details[1:]
+    if details and (name not in ("batched", "streams") or not lanes.isdigit() or int(lanes) < 1 or compiled not in ([], ["compiled"])):
+        raise UsageError(f"engine {engine!r} cannot be read: batched and streams take lanes, as in batched:128 or batched:128:compiled")
+    return name, int(lanes), bool(compiled)
 
 
 SETTINGS = {f.name: f for f in dataclasses.fields(Experiment)}

@@ -1,6 +1,7 @@
 """The fast cohorts against the plain one: same clients, same answers, whatever the sizes, the company and the algorithm's terms."""
 
 import os
+import re
 import signal
 
 import numpy as np
@@ -41,6 +42,17 @@ class Residual(nn.Module):
     def forward(self, x):
         x = F.gelu(self.conv(x))
         return self.head((self.scale * x + torch.tanh(self.same(x))).flatten(1))
+
+
+class Viewing(nn.Module):
+    """Flattens by `view`, which refuses images whose channels are innermost."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 3, 3), nn.Linear(3 * 6 * 6, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).view(len(x), -1))
 
 
 MODELS = {
@@ -91,6 +103,18 @@ def test_stacked_and_streamed_equal_plain(device, name, kind, lanes):
     asks = asks_of(model, clients)
     loss = as_loss("cross-entropy")
     assert_same(kind(model, clients, loss, lanes=lanes).train(asks), PlainCohort(model, clients, loss).train(asks))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_streams_hand_to_the_compiler_equals_plain(monkeypatch, name):
+    """The traced function of loss and gradients, without the compiler's minutes."""
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda traced, **_: seen.append(traced) or traced)
+    model, clients = problem(MODELS[name]())
+    asks = asks_of(model, clients)
+    loss = as_loss("cross-entropy")
+    assert_same(StreamsCohort(model, clients, loss, lanes=3, compiled=True).train(asks), PlainCohort(model, clients, loss).train(asks))
+    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
@@ -217,14 +241,29 @@ def test_lanes_follow_the_schedule():
 
 
 class TestWorkers:
-    def test_equal_plain_to_the_bit(self):
-        model, clients = problem(MODELS["residual"]())
+    @pytest.mark.parametrize("name", MODELS)
+    def test_equal_plain(self, name):
+        model, clients = problem(MODELS[name]())
+        asks = asks_of(model, clients)
+        loss = as_loss("cross-entropy")
+        assert_same(WorkersCohort(model, clients, loss, workers=3).train(asks), PlainCohort(model, clients, loss).train(asks))
+
+    @pytest.mark.parametrize("model", [MODELS["mlp"], Viewing])
+    def test_equal_plain_to_the_bit_where_the_layout_stays(self, model):
+        """Without images, and in a model that only reads its own layout."""
+        model, clients = problem(model())
         asks = asks_of(model, clients)
         loss = as_loss("cross-entropy")
         ours, plain = (c.train(asks) for c in (WorkersCohort(model, clients, loss, workers=3), PlainCohort(model, clients, loss)))
         for mine, true in zip(ours, plain, strict=True):
             assert torch.equal(mine.g, true.g)
             assert torch.equal(mine.loss, true.loss)
+
+    def test_few_clients_have_a_process_each(self):
+        """Three clients on two cores: all three run, so that no core idles beside the last."""
+        model, clients = problem(MODELS["mlp"]())
+        cohort = WorkersCohort(model, clients, as_loss("cross-entropy"), workers=2)
+        assert [cohort.processes(jobs) for jobs in (1, 2, 3, 8, 9, 30)] == [1, 2, 3, 8, 2, 2]
 
     @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
     def test_batchnorm_and_dropout(self, digits):
@@ -301,11 +340,12 @@ class TestOnAGpu:
             mf.simulate(**arguments, out=tmp_path, checkpoint_every=1, progress=stop)
         assert torch.equal(whole.params, mf.simulate(**{**arguments, "engine": "auto"}, out=tmp_path).params)
 
-    def test_compiled_equals_traced(self):
+    @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
+    def test_compiled_equals_traced(self, kind):
         model, clients = problem(MODELS["convolutions"](), "cuda", torch.float32)
         asks = asks_of(model, clients)
         loss = as_loss("cross-entropy")
-        answers = [BatchedCohort(model, clients, loss, lanes=4, compiled=c).train(asks) for c in (False, True)]
+        answers = [kind(model, clients, loss, lanes=4, compiled=c).train(asks) for c in (False, True)]
         for mine, true in zip(*answers, strict=True):
             assert float((mine.g - true.g).norm() / true.g.norm()) < 1e-2
 
@@ -314,4 +354,4 @@ class TestOnAGpu:
         monkeypatch.setattr("mimicfl.engine.pick.WORTH_IT", 0.0)
         said = []
         mf.simulate(**digits, rounds=2, device="cuda", notice=said.append)
-        assert said[0].startswith("engine batched: measured ")
+        assert re.match(r"engine (batched|streams): measured \d+ times as fast as plain here", said[0])

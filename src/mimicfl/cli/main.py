@@ -11,7 +11,7 @@ from rich.console import Console
 
 from .._version import __version__
 from ..errors import UsageError
-from . import federation, look, theory, train
+from . import federation, look, paper, theory, train
 from .options import Parser, add_settings
 
 
@@ -71,6 +71,27 @@ def parser() -> Parser:
     p.set_defaults(call=train.resume)
 
     p = command(
+        "reproduce",
+        "run the paper's experiments, and keep what came out",
+        "mimicfl reproduce --list",
+        "mimicfl reproduce table-4-fmnist --seeds 3 --device cuda",
+        "mimicfl reproduce table-4-fmnist --scale 0.1          (a quick look on a CPU)",
+    )
+    p.add_argument("names", nargs="*", help="experiments by name, or 'all'", metavar="NAME")
+    p.add_argument("--list", action="store_true", help="list the experiments")
+    p.add_argument("--status", action="store_true", help="say which runs are recorded and which are missing")
+    p.add_argument("--seeds", help="how many (3: the seeds 0, 1, 2) or which (4,7); default 3", metavar="SEEDS")
+    p.add_argument("--columns", nargs="+", help="only these columns of the tables", metavar="NAME")
+    p.add_argument("--algorithms", nargs="+", help="only these algorithms", metavar="NAME")
+    p.add_argument("--scale", type=float, help="fewer rounds and local epochs by this factor; shown, not recorded", metavar="X")
+    p.add_argument("--minutes", type=float, help="begin no further piece after so many minutes", metavar="M")
+    p.add_argument("--again", action="store_true", help="make recorded runs once more and compare the numbers")
+    p.add_argument("--records", help="where the records are (default records/paper)", metavar="DIR")
+    p.add_argument("--out", help="folder for the runs (default runs/paper)", metavar="DIR")
+    add_settings(p, only=("device", "engine", "state_budget", "checkpoint_every", "data_path"))
+    p.set_defaults(call=paper.run)
+
+    p = command(
         "report", "table, pictures and one HTML page from runs", "mimicfl report runs/demo", "mimicfl report runs/a runs/b --out both"
     )
     p.add_argument("runs", nargs="+", help="run folders, or folders of them", metavar="RUN")
@@ -106,7 +127,11 @@ def parser() -> Parser:
     p.add_argument("--repeats", type=int, default=7, metavar="R")
     p.add_argument("--device", default="cpu", help="cpu (default), cuda or auto", metavar="NAME")
     p.add_argument("--precision", default="fp32", help="fp32 (default), tf32 or bf16", metavar="NAME")
-    p.add_argument("--engines", help="which besides plain, e.g. native,workers or batched,compiled,streams (default: all)", metavar="NAMES")
+    p.add_argument(
+        "--engines",
+        help="which besides plain, e.g. native,workers or batched,compiled,streams,compiled-streams (default: all)",
+        metavar="NAMES",
+    )
     p.add_argument("--threads", type=int, help="threads (default: torch's)", metavar="T")
     p.set_defaults(call=look.bench)
 

@@ -95,8 +95,9 @@ def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: in
         "batched": lambda: BatchedCohort(*what, precision, min(m, 512)),
         "compiled": lambda: BatchedCohort(*what, precision, min(m, 512), compiled=True),
         "streams": lambda: StreamsCohort(*what, precision, min(m, StreamsCohort.MOST)),
+        "compiled-streams": lambda: StreamsCohort(*what, precision, min(m, StreamsCohort.MOST), compiled=True),
     }
-    here = ("native", "workers") if clients.device.type == "cpu" else ("batched", "compiled", "streams")
+    here = ("native", "workers") if clients.device.type == "cpu" else ("batched", "compiled", "streams", "compiled-streams")
     engines: list[Any] = [Bare(*what), PlainCohort(*what)]
     said = []
     for name in only or here:
@@ -142,7 +143,7 @@ def _compare(engines: list[Any], ask: Ask, repeats: int, precision: str) -> list
             times.append(1e6 * (time.perf_counter() - start) / steps)
     return [
         Timing(
-            "compiled" if getattr(engine, "compiled", False) else engine.name,
+            _named(engine),
             len(ask.active),
             median := statistics.median(times),
             min(times),
@@ -153,6 +154,12 @@ def _compare(engines: list[Any], ask: Ask, repeats: int, precision: str) -> list
         )
         for engine, times, gap, peak in zip(engines, took, gaps, peaks, strict=True)
     ]
+
+
+def _named(engine: Any) -> str:
+    if not getattr(engine, "compiled", False):
+        return str(engine.name)
+    return "compiled" if engine.name == "batched" else f"compiled-{engine.name}"
 
 
 def _settle(device: torch.device) -> float:

@@ -19,16 +19,17 @@ class LaneCohort(ABC):
 
     name: str
 
-    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str, lanes: int) -> None:
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str, lanes: int, compiled: bool = False) -> None:
         unmoved_buffers(model, clients, loss)
         self.model, self.clients, self.loss, self.precision, self.width = model, clients, loss, precision, lanes
+        self.compiled = compiled  # the traced step goes to the compiler
         self.needs: Needs | None = None
         self.built = False
 
     @property
     def label(self) -> str:
         """What a resumed run needs to know to end bit-equal."""
-        return f"{self.name}:{self.width}"
+        return f"{self.name}:{self.width}" + ":compiled" * self.compiled
 
     def prepare(self, needs: Needs) -> None:
         """Build for jobs of this size from the first: building again would take as long."""

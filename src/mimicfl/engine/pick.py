@@ -1,5 +1,6 @@
 """Which cohort trains the clients: the one asked for, or the fastest that fits, found by trying."""
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -10,9 +11,9 @@ import numpy as np
 import torch
 
 from ..algorithms import Task
-from ..config import ENGINES
+from ..config import engine_parts
 from ..data.clients import Clients
-from ..errors import UsageError, one_of
+from ..errors import UsageError
 from ..local.update import LocalSGD
 from .cohort import Answers, Ask, Cohort, PlainCohort
 from .drive import exact
@@ -25,15 +26,16 @@ WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which prep
 WORTH_COMPILING = 60.0  # seconds of batched training below which the compiler would only delay it
 PLAIN_STEP, PLAIN_FLOPS = {"cpu": 2e-4, "cuda": 2e-3}, {"cpu": 5e9, "cuda": 1e13}  # that estimate: overhead of a step, arithmetic a second
 TRIAL_STEPS = 4
+COMPILE = ("batched", "streams")  # the engines that can use a compiler
 
 
 def check_engine(engine: str, device: torch.device) -> None:
     """Refuse what this device cannot have at all; what only the model cannot have falls back to plain."""
-    one_of("engine", engine, ENGINES)
-    if engine == "streams" and device.type != "cuda":
+    name, _, _ = engine_parts(engine)
+    if name == "streams" and device.type != "cuda":
         raise UsageError("engine streams needs a GPU: use device cuda, or engine auto")
-    if engine in ("native", "workers") and device.type != "cpu":
-        raise UsageError(f"engine {engine} runs on the CPU: use device cpu, or engine auto")
+    if name in ("native", "workers") and device.type != "cpu":
+        raise UsageError(f"engine {name} runs on the CPU: use device cpu, or engine auto")
 
 
 def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
@@ -80,10 +82,11 @@ def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort
         except Unsupported as reason:
             reasons.append(f"{name} cannot: {reason}")
     best = min(took, key=took.__getitem__)
-    if best.name == "batched" and seconds * took[best] / took[plain] > WORTH_COMPILING:
-        compiled = make("batched", runs, compiled=True)
-        took[compiled] = trial.of(compiled)
-        best = min(best, compiled, key=took.__getitem__)
+    if best.name in COMPILE and seconds * took[best] / took[plain] > WORTH_COMPILING:
+        with contextlib.suppress(Unsupported):  # what runs may still not compile
+            compiled = make(best.name, runs, compiled=True)
+            took[compiled] = trial.of(compiled)
+            best = min(best, compiled, key=took.__getitem__)
     if best is plain:
         others = sorted((seconds, cohort.name) for cohort, seconds in took.items() if cohort is not plain)
         why = f"measured {others[0][0] / took[plain]:.1f} times as fast as {others[0][1]} here" if others else "; ".join(reasons)
@@ -94,7 +97,7 @@ def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort
 
 def make(label: str, runs: Sequence[Run], compiled: bool = False) -> Cohort:
     """A cohort by its name, or by the label a checkpoint keeps of it (`batched:64:compiled`)."""
-    name, *details = label.split(":")
+    name, lanes, asked = engine_parts(label)
     run = runs[0]
     what = (run.template, run.clients, run.loss)
     if name == "native":
@@ -105,16 +108,16 @@ def make(label: str, runs: Sequence[Run], compiled: bool = False) -> Cohort:
         from .workers import WorkersCohort
 
         return WorkersCohort(*what)
-    lanes = int(details[0]) if details else width(jobs_a_round(runs), run.device)
+    lanes, compiled = lanes or width(jobs_a_round(runs), run.device), compiled or asked
     cohort: Any
     if name == "batched":
         from .batched.cohort import BatchedCohort
 
-        cohort = BatchedCohort(*what, precision=run.precision, lanes=lanes, compiled=compiled or "compiled" in details)
+        cohort = BatchedCohort(*what, run.precision, lanes, compiled)
     else:
         from .streams import StreamsCohort
 
-        cohort = StreamsCohort(*what, precision=run.precision, lanes=min(lanes, StreamsCohort.MOST))
+        cohort = StreamsCohort(*what, run.precision, min(lanes, StreamsCohort.MOST), compiled)
     cohort.prepare(Needs.of([ask for run in runs if (ask := run.ask_anybody())]))
     return cohort  # type: ignore[no-any-return]
 

@@ -2,14 +2,18 @@
 
 Each lane owns a copy of the module whose parameters are windows into the lane's row, laid out as the convolutions like them; a
 step is forward, backward and update, in place. The kernels of different clients run side by side because nothing orders them.
+Compiled, loss and gradients are one function that all lanes share: everything between the convolutions is fused.
 """
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..data.clients import Clients, Holdout
 from ..data.dataset import crop_and_flip
@@ -30,12 +34,15 @@ class StreamsCohort(LaneCohort):
     cannot = "it cannot be captured in a CUDA graph"
     MOST = 16  # lanes: beyond that nothing is gained, a large model's kernels fill the GPU
 
-    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0) -> None:
-        super().__init__(model, clients, loss, precision, lanes or self.MOST)
+    def __init__(
+        self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
+    ) -> None:
+        super().__init__(model, clients, loss, precision, lanes or self.MOST, compiled)
         self.layout = Layout(model, clients.device)
         self.lanes: Lanes | None = None
         self.clones: list[Clone] = []
         self.graphs: Graphs | None = None
+        self.shared: Any = None  # the compiled function of loss and gradients
 
     def like(self, model: nn.Module) -> "StreamsCohort":
         return StreamsCohort(model, self.clients, self.loss, self.precision, 2)
@@ -52,24 +59,28 @@ class StreamsCohort(LaneCohort):
         return self.layout.restore(g), total
 
     def _drop(self) -> None:
-        self.lanes, self.clones, self.graphs = None, [], None
+        self.lanes, self.clones, self.graphs, self.shared = None, [], None, None
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """A large model fills the GPU alone: no faster way than one after another."""
 
 
 class Layout:
-    """The flat vector with every convolution's weights channels last, and back."""
+    """The flat vector with every convolution's weights channels last and the small parameters together at the end, and back."""
+
+    SMALL = 2**15  # numbers; an update of fewer is mostly launch, so the small ones share one
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         parameters = trainable(model)
         self.shapes = [p.shape for p in parameters]
-        order, at = [], 0
-        for p in parameters:
-            places = torch.arange(at, at + p.numel()).view(p.shape)
-            order.append((places.permute(0, 2, 3, 1) if p.ndim == 4 else places).reshape(-1))
-            at += p.numel()
-        self.to_lane = torch.cat(order).to(device)
+        sizes = [p.numel() for p in parameters]
+        flat = torch.arange(sum(sizes)).split(sizes)
+        self.large = [i for i, size in enumerate(sizes) if size >= self.SMALL]
+        self.small = [i for i, size in enumerate(sizes) if size < self.SMALL]
+        order = [*self.large, *self.small]
+        begins = itertools.accumulate([sizes[i] for i in order], initial=0)
+        self.begin = dict(zip(order, begins, strict=False))
+        self.to_lane = torch.cat([_last(flat[i].view(self.shapes[i])).reshape(-1) for i in order]).to(device)
         self.to_flat = torch.argsort(self.to_lane)
 
     def arrange(self, rows: Tensor) -> Tensor:
@@ -80,11 +91,21 @@ class Layout:
 
     def windows(self, row: Tensor) -> list[Tensor]:
         """One lane's row as parameters, convolutions channels last."""
-        parts = row.split([shape.numel() for shape in self.shapes])
+        parts = [row[self.begin[i] : self.begin[i] + shape.numel()] for i, shape in enumerate(self.shapes)]
         return [
             part.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else part.view(shape)
             for part, shape in zip(parts, self.shapes, strict=True)
         ]
+
+    def pieces(self, gradients: Sequence[Tensor]) -> list[Tensor]:
+        """Gradients in a row's order: the large ones one by one, the small ones as one vector."""
+        large = [_last(gradients[i]).reshape(-1) for i in self.large]
+        small = [_last(gradients[i]).reshape(-1) for i in self.small]
+        return [*large, *([torch.cat(small)] if small else [])]
+
+
+def _last(p: Tensor) -> Tensor:
+    return p.permute(0, 2, 3, 1) if p.ndim == 4 else p
 
 
 class Clone:
@@ -98,45 +119,78 @@ class Clone:
         self.parameters = trainable(self.module)
         for p, w in zip(self.parameters, cohort.layout.windows(vectors[row]), strict=True):
             p.data = w
-        self.place = torch.arange(lanes.batch, device=cohort.clients.device)
+        self.gradients = self._compiled if cohort.compiled else self._backward
 
     def step(self) -> None:
         """One local step of this lane, in place; a lane that is through repeats its last batch, for nothing."""
-        lanes, row, clients = self.lanes, self.row, self.cohort.clients
-        now = torch.minimum(lanes.k[row], lanes.steps[row] - 1)  # [1]: a single number would have to come to the host
-        at = now * lanes.batch + self.place
-        rows = lanes.samples[row].gather(1, at[None])[0].long()
-        count = lanes.sizes[row].gather(1, now[None])[0]
-        x, y = clients.x[rows], clients.y[rows]
-        if lanes.moves is not None:
-            x = crop_and_flip(x, lanes.moves[row].gather(1, at[None, :, None].expand(1, -1, 3))[0].long())
-        inputs = clients.data.inputs(x, lanes.w.dtype)
+        lanes, row = self.lanes, self.row
+        names = ("k", "steps", "samples", "sizes", "keys", "moves")
+        own = {name: held[row] for name in names if (held := getattr(lanes, name)) is not None}
+        pieces, value = self.gradients([p.detach() for p in self.parameters], own, self.cohort.clients.x, self.cohort.clients.y)
+        with torch.no_grad():
+            self._move(pieces)
+            lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
+            lanes.k[row] += 1
+
+    def _batch(self, own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Inputs, targets, the samples' weights and the key of chance in this lane's step."""
+        place = torch.arange(self.lanes.batch, device=x.device)
+        now = torch.minimum(own["k"], own["steps"] - 1)  # [1]: a single number would have to come to the host
+        at = now * self.lanes.batch + place
+        rows = own["samples"].gather(1, at[None])[0].long()
+        count = own["sizes"].gather(1, now[None])[0]
+        images = x[rows]
+        if "moves" in own:
+            images = crop_and_flip(images, own["moves"].gather(1, at[None, :, None].expand(1, -1, 3))[0].long())
+        inputs = self.cohort.clients.data.inputs(images, self.lanes.w.dtype)
         if inputs.is_floating_point():
             inputs = inputs.to(self.dtype)
         if inputs.ndim == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
-        for p in self.parameters:
-            p.grad = None  # the backward pass then hands its gradients over instead of adding them up
-        with Keyed((lanes.keys[row] + now)[0]):
-            output = self.module(inputs)
-        weights = (self.place < count).to(lanes.w.dtype) / count
-        value = (each(self.cohort.loss, output.to(lanes.w.dtype), y) * weights).sum()
-        value.backward()
-        with torch.no_grad():
-            self._move()
-            lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value.detach(), 0.0)
-            lanes.k[row] += 1
+        return inputs, y[rows], (place < count).to(self.lanes.w.dtype) / count, (own["keys"] + now)[0]
 
-    def _move(self) -> None:
-        """The update, parameter by parameter, in the lane's own order."""
+    def _backward(self, params: list[Tensor], own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+        """PyTorch's own backward pass, in this lane's module."""
+        for p in self.parameters:
+            p.grad = None  # gradients are then handed over instead of added up
+        inputs, targets, weights, key = self._batch(own, x, y)
+        with Keyed(key):
+            output = self.module(inputs)
+        value = (each(self.cohort.loss, output.to(weights.dtype), targets) * weights).sum()
+        value.backward()
+        # no gradient: a parameter that this model does not use
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
+        return self.cohort.layout.pieces(found), value.detach()
+
+    def _compiled(self, *arguments: Any) -> tuple[list[Tensor], Tensor]:
+        """The same as one function of its tensors: traced by the first lane, used by all."""
+        if self.cohort.shared is None:
+            traced = make_fx(lambda *given: self._pure(*given))(*arguments)
+            traced.graph.eliminate_dead_code()
+            traced.recompile()
+            self.cohort.shared = torch.compile(traced, fullgraph=True, dynamic=False)
+        return self.cohort.shared(*arguments)  # type: ignore[no-any-return]
+
+    def _pure(self, params: list[Tensor], own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+        inputs, targets, weights, key = self._batch(own, x, y)
+        names = [name for name, p in self.module.named_parameters() if p.requires_grad]
+
+        def loss(params: list[Tensor]) -> Tensor:
+            with Stackable(key, None):
+                output = functional_call(self.module, dict(zip(names, params, strict=True)), (inputs,))
+            return (each(self.cohort.loss, output.to(weights.dtype), targets) * weights).sum()
+
+        found, value = grad_and_value(loss)(params)
+        return self.cohort.layout.pieces(found), value
+
+    def _move(self, pieces: list[Tensor]) -> None:
+        """The update, piece by piece of the lane's row."""
         lanes, row = self.lanes, self.row
         rows = [None if part is None else part[row][0] for part in (lanes.w, lanes.g, lanes.half, lanes.shift, lanes.start)]
         facts = (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row])
         begin = 0
-        for p in self.parameters:
-            end = begin + p.numel()
-            grad = torch.zeros_like(p) if p.grad is None else p.grad  # none: a parameter that this model does not use
-            h = (grad.permute(0, 2, 3, 1) if p.ndim == 4 else grad).reshape(-1)
+        for h in pieces:
+            end = begin + h.numel()
             w, g, half, shift, start = (None if part is None else part[begin:end] for part in rows)
             assert w is not None
             assert g is not None

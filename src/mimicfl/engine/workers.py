@@ -5,6 +5,7 @@ share with the parent. Nothing is sent but a job's number down a pipe, so nothin
 only its round with it.
 """
 
+import copy
 import mmap
 import os
 import struct
@@ -12,6 +13,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +24,7 @@ from .cohort import Answers, Ask, PlainCohort
 from .support import Unsupported
 
 JOB = struct.Struct("<i")
+FEW = 4  # clients a core
 
 
 class WorkersCohort:
@@ -39,6 +42,8 @@ class WorkersCohort:
             raise Unsupported("there is only one core")
         self.plain = PlainCohort(model, clients, loss)
         self.clients, self.loss = clients, loss
+        if takes_channels_last(self.plain, clients):
+            self.plain.work.module.register_forward_pre_hook(channels_last)
 
     def like(self, model: nn.Module) -> "WorkersCohort":
         return WorkersCohort(model, self.clients, self.loss, self.workers)
@@ -51,7 +56,7 @@ class WorkersCohort:
         said, saying = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children never use theirs
-            children = [self._fork(asks, jobs, answers, (read, write), (said, saying)) for _ in range(min(self.workers, len(jobs)))]
+            children = [self._fork(asks, jobs, answers, (read, write), (said, saying)) for _ in range(self.processes(len(jobs)))]
         os.close(read)
         os.close(saying)
         with os.fdopen(write, "wb") as pipe:
@@ -64,6 +69,10 @@ class WorkersCohort:
         if died:
             raise MemoryError("a worker process was killed, most likely for want of memory: use fewer threads or smaller numbers")
         return [answer.collected() for answer in answers]
+
+    def processes(self, jobs: int) -> int:
+        """As many as cores; for few clients one each, so that the system shares the cores out and none idles beside the last client."""
+        return jobs if jobs <= FEW * self.workers else self.workers
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """No faster way to the outputs than the module itself, with all threads."""
@@ -86,6 +95,28 @@ class WorkersCohort:
             os.write(words[1], traceback.format_exc().encode())
         finally:
             os._exit(status)  # no cleaning up: everything belongs to the parent
+
+
+def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Images with the channels innermost, for which the CPU's convolutions are about a tenth faster."""
+    x = inputs[0]
+    c, h, w = x.shape[1:]
+    last = x.contiguous(memory_format=torch.channels_last)
+    return (last if c > 1 else last.as_strided(x.shape, (h * w, 1, w, 1)), *inputs[1:])  # one channel could be read either way: say which
+
+
+def takes_channels_last(plain: PlainCohort, clients: Clients) -> bool:
+    """Are there convolutions of images, and does the model read them in any layout? (`x.view(len(x), -1)` does not.)"""
+    module = plain.work.module
+    if clients.x.ndim != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return False
+    quiet = copy.deepcopy(module)  # a trial must not move the buffers
+    with torch.random.fork_rng(devices=[]):
+        try:
+            quiet(*channels_last(quiet, (clients.data.inputs(clients.x[:2], clients.dtype),)))
+        except Exception:  # whatever it says
+            return False
+    return True
 
 
 class Shared:

@@ -34,6 +34,7 @@ class History:
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     template: nn.Module | None = field(default=None, repr=False)
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
 
     def model(self) -> nn.Module:
         """The trained module, a new copy."""
@@ -89,6 +90,7 @@ def read(folder: RunFolder) -> History:
         class_counts=None if counts is None else counts.numpy(),
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
+        environment=folder.environment(),
     )
 
 

@@ -25,14 +25,9 @@ class BatchedCohort(LaneCohort):
     def __init__(
         self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
     ) -> None:
-        super().__init__(model, clients, loss, precision, lanes)
-        self.compiled = compiled
+        super().__init__(model, clients, loss, precision, lanes, compiled)
         self.stack = Stack(model, clients.data, loss, clients.device, precision)
         self.program: Program | None = None
-
-    @property
-    def label(self) -> str:
-        return super().label + ":compiled" * self.compiled
 
     def like(self, model: nn.Module) -> "BatchedCohort":
         return BatchedCohort(model, self.clients, self.loss, self.precision)

@@ -1,0 +1,119 @@
+"""`reproduce`: the paper's experiments, from declaration to record."""
+
+import argparse
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ..errors import UsageError
+from ..paper.records import Records, read_all
+from ..paper.reproduce import Cell, cells, collect, compare_with_records, missing, plan_of, reproduce
+from ..paper.studies import STUDIES, Study, find
+from ..report.summary import show, title
+from .options import given
+from .progress import Reporter
+from .train import seed_list
+
+RECORDS = Path("records/paper")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> None:
+    records = Path(arguments.records or RECORDS)
+    seeds = seed_list(arguments.seeds)
+    if arguments.list:
+        return _list(console)
+    if arguments.status:
+        return _status(console, find(arguments.names), read_all(records), seeds)
+    if not arguments.names:
+        raise UsageError("say which experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
+    studies = find(arguments.names)
+    wanted = list(cells(studies, arguments.columns or (), arguments.algorithms or ()))
+    scale = 1.0 if arguments.scale is None else arguments.scale
+    plan = plan_of(wanted, seeds, scale, given(arguments))
+    if arguments.again:
+        return _again(console, plan, records)
+    if scale == 1.0:
+        return _missing(arguments, console, wanted, seeds, plan, records)
+    out = arguments.folder = Path(arguments.out or f"runs/paper-x{scale:g}")
+    with Reporter(console, runs=len(plan)) as progress:
+        progress.notice(f"{len(plan)} runs at scale {scale:g} into {out}: a quick look, not the paper's setting, and not recorded")
+        reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
+    with tempfile.TemporaryDirectory() as folder:
+        collect(plan, out, Path(folder))
+        found = read_all(Path(folder))
+    for study in studies:
+        _print(console, study, [c for c in wanted if c.study is study], found, seeds, scale)
+
+
+def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Any, records: Path) -> None:
+    out = arguments.folder = Path(arguments.out or "runs/paper")
+    todo = missing(plan, read_all(records))
+    with Reporter(console, runs=len(todo)) as progress:
+        progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
+        left = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
+    found = read_all(records)
+    for study in dict.fromkeys(cell.study.name for cell in wanted):
+        _print(console, STUDIES[study], [c for c in wanted if c.study.name == study], found, seeds)
+    if left:
+        console.print(f"{left} runs are left: give the same command again")
+    console.print(f"records  {records}; the page of all of them: mimicfl report --paper", soft_wrap=True)
+
+
+def _again(console: Console, plan: Any, records: Path) -> None:
+    """Make recorded runs once more, elsewhere, and compare."""
+    known = read_all(records)
+    plan = {name: e for name, e in plan.items() if e.id in known}
+    if not plan:
+        raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
+    with tempfile.TemporaryDirectory() as folder, Reporter(console, runs=len(plan)) as progress:
+        progress.notice(f"{len(plan)} recorded runs once more")
+        reproduce(plan, Path(folder), None, None, progress, progress.notice)
+        pairs = compare_with_records(plan, Path(folder), known)
+    for name, before, now in pairs:
+        said = "the same" if before == now else f"{100 * (now - before):+.2f} points"
+        console.print(f"{name}: recorded {100 * before:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
+    same = sum(before == now for _, before, now in pairs)
+    console.print(f"{same} of {len(pairs)} runs end at the recorded number")
+
+
+def _list(console: Console) -> None:
+    for study in STUDIES.values():
+        console.print(f"{study.name:20} {study.title}: {study.about}", soft_wrap=True)
+        console.print(f"{'':20} {study.head or 'column'}: {', '.join(study.columns)}; {', '.join(study.algorithms)}", style="dim", soft_wrap=True)
+
+
+def _status(console: Console, studies: list[Study], records: Records, seeds: list[int]) -> None:
+    view = Table(box=None, header_style="bold", pad_edge=False)
+    for head in ("experiment", "column", "there", "missing"):
+        view.add_column(head)
+    there = whole = 0
+    for study in studies:
+        for column in study.columns:
+            counts = {a: len(Cell(study, column, a).found(records, seeds)) for a in study.algorithms}
+            lacking = [f"{title(a)} {len(seeds) - n}" for a, n in counts.items() if n < len(seeds)]
+            there, whole = there + sum(counts.values()), whole + len(seeds) * len(counts)
+            view.add_row(study.name, column, f"{sum(counts.values())} of {len(seeds) * len(counts)}", ", ".join(lacking) or "–")
+    console.print(view)
+    console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each)")
+
+
+def _print(console: Console, study: Study, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:
+    from ..report.paper import cell_value, published_text
+
+    console.print(f"\n{study.title}" + (f"  (scale {scale:g}: a quick look, not the paper's setting)" if scale != 1.0 else ""), style="bold")
+    view = Table(box=None, header_style="bold", pad_edge=False)
+    view.add_column("algorithm")
+    columns = list(dict.fromkeys(cell.column for cell in wanted))
+    for column in columns:
+        view.add_column(f"{study.head} {column}".strip(), justify="right")
+        view.add_column("published", justify="right", style="dim")
+    for algorithm in dict.fromkeys(cell.algorithm for cell in wanted):
+        texts = []
+        for column in columns:
+            value = cell_value(Cell(study, column, algorithm), records, seeds, scale)
+            texts += [show("test_accuracy", *value) if value else "–", published_text(study, algorithm, column)]
+        view.add_row(title(algorithm), *texts)
+    console.print(view)

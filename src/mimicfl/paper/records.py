@@ -1,0 +1,70 @@
+"""Finished runs as small files: what was set, what came out round by round, and on what; no weights."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..config import from_dict
+from ..errors import UsageError
+from ..files import explained, write_text
+from ..metrics.history import History, Row
+from ..metrics.store import RunFolder
+
+FORMAT = "mimicfl-record-1"
+COLUMNS = {"round": None, "active": None, "uploads": None, "bytes_up": None, "train_loss": 6, "test_loss": 6, "test_accuracy": 6}  # digits
+Records = dict[str, History]  # by the id of the experiment
+
+
+def keep(folder: RunFolder, into: Path) -> Path:
+    """Write what a finished run folder holds as one record; a record that is there is replaced."""
+    found = folder.load("final")
+    if found is None:
+        raise UsageError(f"{folder.path} is not finished: only finished runs are recorded")
+    facts = found[1]
+    rows = folder.rows_of(facts)
+    experiment = from_dict(folder.config, str(folder.path))
+    record = {
+        "format": FORMAT,
+        "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, [])},
+        "environment": folder.environment() | {"engine": facts.get("engine", "")},
+        "seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 1),
+        "rows": {name: [_short(row.get(name), digits) for row in rows] for name, digits in COLUMNS.items()},
+    }
+    target = into / f"{experiment.name}.json"
+    with explained(into):
+        into.mkdir(parents=True, exist_ok=True)
+    write_text(target, _lines(record))
+    return target
+
+
+def read_all(folder: Path) -> Records:
+    """Every record below a folder."""
+    return {from_dict(h.config, "a record").id: h for h in map(read, sorted(folder.glob("**/*.json")))}
+
+
+def read(file: Path) -> History:
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        if record["format"] != FORMAT:
+            raise ValueError(f"its format is {record['format']!r}")
+        columns = {name: list(record["rows"][name]) for name in COLUMNS}
+        rows: list[Row] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        settings, made = dict(record["settings"]), dict(record["environment"]) | {"seconds": float(record["seconds"])}
+        if not rows or not all(isinstance(row["round"], int) and isinstance(row["uploads"], int) for row in rows):
+            raise ValueError("it has no whole rows")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{file} is not a record of a run ({error}): delete it, or get it again") from None
+    return History(rows, torch.empty(0), int(settings.get("num_clients", 0)), config=settings, environment=made)
+
+
+def _short(value: Any, digits: int | None) -> Any:
+    return float(f"{value:.{digits}g}") if digits and value is not None else value
+
+
+def _lines(record: dict[str, Any]) -> str:
+    """JSON with one column a line: a change is then a readable difference."""
+    rows = ",\n".join(f'    "{name}": {json.dumps(values, separators=(",", ":"))}' for name, values in record["rows"].items())
+    rest = json.dumps({key: value for key, value in record.items() if key != "rows"}, indent=2)
+    return rest.removesuffix("\n}") + ',\n  "rows": {\n' + rows + "\n  }\n}\n"

@@ -1,0 +1,119 @@
+"""Run what is missing of the paper's experiments, piece by piece, and keep a record of every run that is finished."""
+
+import dataclasses
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import runner
+from ..config import Experiment
+from ..errors import Diverged, UsageError, nearest
+from ..metrics.history import History
+from ..metrics.store import RunFolder
+from ..sweep import carry_out
+from ..sweep.fuse import Notice, Plan
+from .records import Records, keep
+from .studies import Study
+
+# Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
+GPU_ENGINES = {"fmnist": "batched:128:compiled", "cifar10": "streams:15:compiled"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Some seeds of one algorithm in one column of a study."""
+
+    study: Study
+    column: str
+    algorithm: str
+
+    def found(self, records: Records, seeds: Sequence[int], scale: float = 1.0) -> list[History]:
+        runs = [records.get(self.study.experiment(self.column, self.algorithm, seed, scale).id) for seed in seeds]
+        return [run for run in runs if run is not None]
+
+def cells(studies: Sequence[Study], columns: Sequence[str] = (), algorithms: Sequence[str] = ()) -> Iterator[Cell]:
+    """All cells of these studies, or those of the named columns and algorithms."""
+    for name, known in (("column", [c for s in studies for c in s.columns]), ("algorithm", [a for s in studies for a in s.algorithms])):
+        for word in columns if name == "column" else algorithms:
+            if word not in known:
+                raise UsageError(f"there is no {name} {word!r} in {', '.join(s.name for s in studies)}; {nearest(word, known)}")
+    for study in studies:
+        for column in study.columns:
+            for algorithm in study.algorithms:
+                if (not columns or column in columns) and (not algorithms or algorithm in algorithms):
+                    yield Cell(study, column, algorithm)
+
+
+def plan_of(wanted: Sequence[Cell], seeds: Sequence[int], scale: float, settings: dict[str, Any]) -> Plan:
+    """Every run once, however many cells show it, under its own name."""
+    runs = [cell.study.experiment(cell.column, cell.algorithm, seed, scale) for cell in wanted for seed in seeds]
+    return {e.name: placed(e, settings) for e in runs}
+
+
+def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
+    """The same run on the device asked for."""
+    engine = GPU_ENGINES.get(experiment.dataset) if str(settings.get("device", "")).startswith("cuda") else None
+    return dataclasses.replace(experiment, **({"engine": engine} if engine else {}) | settings)
+
+
+def pieces(plan: Plan) -> list[Plan]:
+    """What runs together. Small models all at once; of a large one the algorithms of one seed and column, minutes on a good GPU."""
+    found: dict[Any, Plan] = {}
+    for name, e in plan.items():
+        own = () if e.model == "lenet" else (e.availability, e.partition, e.seed)
+        found.setdefault((e.dataset, own), {})[name] = e
+    return list(found.values())
+
+
+def reproduce(
+    plan: Plan,
+    out: Path,
+    records: Path | None,
+    minutes: float | None = None,
+    progress: runner.Reporter | None = None,
+    notice: Notice | None = None,
+) -> int:
+    """Carry the plan out and record what is finished, also when stopped in between; returns how many runs are left.
+
+    After `minutes` no new piece is begun. Without `records` nothing is recorded (scaled runs are not the paper's).
+    """
+    began, failures, left = time.monotonic(), [], len(plan)
+    for piece in pieces(plan):
+        if minutes is not None and time.monotonic() - began >= 60 * minutes:
+            break
+        try:
+            carry_out(piece, out, progress, notice)
+        except Diverged as error:
+            failures.append(str(error))
+        finally:
+            left -= collect(piece, out, records)
+    if failures:
+        raise Diverged("; ".join(failures))
+    return left
+
+
+def collect(plan: Plan, out: Path, records: Path | None) -> int:
+    """Record the finished runs of a plan; returns how many there are."""
+    folders = [RunFolder(out / name) for name in plan if (out / name / "config.toml").is_file()]
+    finished = [folder for folder in folders if folder.finished]
+    if records is not None:
+        for folder in finished:
+            keep(folder, records)
+    return len(finished)
+
+
+def missing(plan: Plan, records: Records) -> Plan:
+    return {name: e for name, e in plan.items() if e.id not in records}
+
+
+def compare_with_records(plan: Plan, out: Path, records: Records) -> list[tuple[str, float, float]]:
+    """Name, recorded and new final accuracy of every run that is both recorded and made again."""
+    found = []
+    for name, e in plan.items():
+        before = records.get(e.id)
+        if before is not None and (out / name / "final.safetensors").exists():
+            rows = RunFolder(out / name).rows()
+            found.append((name, float(before.last("test_accuracy")), float(rows[-1]["test_accuracy"])))
+    return found

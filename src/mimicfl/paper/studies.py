@@ -1,0 +1,242 @@
+"""Every experiment of the paper's Section VI, declared: what varies, for which algorithms, and what the paper found.
+
+A study is a small table. Its columns vary one setting, its rows are algorithms, and a cell is some seeds of one run. Nothing is left
+to defaults: a later change of one must not change what was recorded under a study's name.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..config import Experiment, from_dict
+from ..errors import UsageError, nearest, number
+from ..registry import parse
+from . import published
+from .published import Published
+
+ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
+COMMON = {"num_clients": 30, "partition": "shards:2", "loss": "cross-entropy", "epochs": 5, "global_lr": "local", "update": "sum"}
+# docs/reproduce.md says why each of these was chosen where the paper leaves it open.
+BASE: dict[str, dict[str, Any]] = {
+    "fmnist": COMMON
+    | {"dataset": "fmnist", "model": "lenet", "batch_size": 16, "lr": "geometric:0.01,0.95,floor=1e-05", "uploads": 200},
+    "cifar10": COMMON
+    | {"dataset": "cifar10", "model": "vgg11", "batch_size": 32, "lr": "geometric:0.01,0.99,floor=1e-05", "uploads": 400}
+    | {"precision": "bf16", "eval_every": 4},
+}
+# How each algorithm is called where it has something to choose; found by the studies that tune them.
+TUNED: dict[str, dict[str, Any]] = {"fedprox": {"algorithm": "fedprox:mu=0.01"}}
+
+
+@dataclass(frozen=True)
+class Study:
+    name: str
+    title: str
+    about: str
+    dataset: str
+    head: str  # what the columns say
+    columns: dict[str, dict[str, Any]]  # label -> settings
+    algorithms: tuple[str, ...] = ALL
+    published: Published = field(default_factory=dict)
+    drawn: str = ""  # "curves": accuracy against uploads; "against": final accuracy against the columns
+    claimed: bool = True  # does the paper say who is first here?
+    first_seed: int = 0  # tuning has seeds of its own, so that nothing is chosen by what it is then judged by
+
+    def experiment(self, column: str, algorithm: str, seed: int, scale: float = 1.0) -> Experiment:
+        """The run of one cell and seed (counted from 0)."""
+        settings = BASE[self.dataset] | {"algorithm": algorithm} | TUNED.get(algorithm, {}) | self.columns[column]
+        return scaled(from_dict(settings | {"seed": self.first_seed + seed}, self.name), scale)
+
+
+def scaled(experiment: Experiment, scale: float) -> Experiment:
+    """A shorter run for a quick look: fewer rounds and local epochs, and a rate that falls as far in them."""
+    if number("--scale", scale, low=0, high=1, open_low=True) == 1.0:
+        return experiment
+    uploads = max(2, round(scale * (experiment.uploads or 0)))
+    changes: dict[str, Any] = {"uploads": uploads, "epochs": max(1, round(scale * (experiment.epochs or 1))), "eval_every": 1}
+    for name in ("lr", "global_lr"):
+        kind, values, options = parse(str(getattr(experiment, name)))
+        if kind == "geometric":
+            floor = f",floor={options['floor']:g}" if "floor" in options else ""
+            changes[name] = f"geometric:{values[0]:g},{values[1] ** ((experiment.uploads or 0) / uploads):.6g}{floor}"
+    return dataclasses.replace(experiment, **changes)
+
+
+def _ratios(*ratios: float) -> dict[str, dict[str, Any]]:
+    return {f"{round(100 * ratio)}%": {"availability": f"time-varying:{ratio:g},warm_start=true"} for ratio in ratios}
+
+
+def _gaps(*most: int) -> dict[str, dict[str, Any]]:
+    return {str(tau): {"availability": f"bounded:{tau}"} for tau in most}
+
+
+def _chances(*chances: float) -> dict[str, dict[str, Any]]:
+    return {f"{p:g}": {"availability": f"static:{p:g},warm_start=true"} for p in chances}
+
+
+def _classes(*numbers: int) -> dict[str, dict[str, Any]]:
+    """Two classes a client are the two shards of all other experiments."""
+    return {str(k): {"availability": "static:0.1,warm_start=true"} | ({"partition": f"classes:{k}"} if k > 2 else {}) for k in numbers}
+
+
+TEN = _ratios(0.1)["10%"]
+EVERYBODY = {"nobody drops out": {"availability": "always"}}
+
+STUDIES = {
+    study.name: study
+    for study in [
+        Study(
+            "table-4-fmnist",
+            "Table IV, Fashion-MNIST",
+            "Test accuracy after 200 model uploadings; P of the clients are there, drawn by weights that change every round.",
+            "fmnist",
+            "P",
+            _ratios(0.1, 0.3, 0.5),
+            published=published.TABLE_4_FMNIST,
+            drawn="curves",
+        ),
+        Study(
+            "table-4-cifar10",
+            "Table IV, CIFAR-10",
+            "Test accuracy after 400 model uploadings; P of the clients are there, drawn by weights that change every round.",
+            "cifar10",
+            "P",
+            _ratios(0.1, 0.3, 0.5),
+            published=published.TABLE_4_CIFAR10,
+            drawn="curves",
+        ),
+        Study(
+            "table-3",
+            "Table III, Fashion-MNIST",
+            "Test accuracy after 200 model uploadings; client i is there every tau_i rounds, tau_i uniform up to tau_max.",
+            "fmnist",
+            "tau_max",
+            _gaps(20, 50, 100),
+            published=published.TABLE_3,
+        ),
+        Study(
+            "table-5",
+            "Table V, CIFAR-10",
+            "Test accuracy after 400 model uploadings; each client is there with probability 0.1 and holds so many classes.",
+            "cifar10",
+            "classes a client",
+            _classes(2, 5, 8, 10),
+            published=published.TABLE_5,
+        ),
+        Study(
+            "figure-4",
+            "Figure 4, Fashion-MNIST",
+            "Test accuracy while training; client i is there every tau_i rounds, tau_max = 20.",
+            "fmnist",
+            "tau_max",
+            _gaps(20),
+            drawn="curves",
+        ),
+        Study(
+            "figure-5",
+            "Figure 5, CIFAR-10",
+            "Test accuracy while training; client i is there every tau_i rounds, tau_max = 20.",
+            "cifar10",
+            "tau_max",
+            _gaps(20),
+            drawn="curves",
+        ),
+        Study(
+            "figure-6",
+            "Figure 6, Fashion-MNIST",
+            "Test accuracy after 200 model uploadings against the probability p with which each client is there. "
+            "(The paper's figure has no values in print; its p are read as these.)",
+            "fmnist",
+            "p",
+            _chances(0.05, 0.1, 0.2, 0.4),
+            ("fedavg", "mifa", "mimic"),
+            drawn="against",
+        ),
+        Study(
+            "figure-7",
+            "Figure 7, Fashion-MNIST",
+            "Test accuracy while training; each client is there with probability 0.1.",
+            "fmnist",
+            "p",
+            _chances(0.1),
+            drawn="curves",
+        ),
+        Study(
+            "figure-8",
+            "Figure 8, CIFAR-10",
+            "Test accuracy while training; each client is there with probability 0.3.",
+            "cifar10",
+            "p",
+            _chances(0.3),
+            drawn="curves",
+        ),
+        Study(
+            "no-dropouts-fmnist",
+            "No dropouts, Fashion-MNIST",
+            "FedAvg with everybody there in every round: what the others are measured against.",
+            "fmnist",
+            "",
+            EVERYBODY,
+            ("fedavg",),
+            published=published.NO_DROPOUTS_FMNIST,
+        ),
+        Study(
+            "no-dropouts-cifar10",
+            "No dropouts, CIFAR-10",
+            "FedAvg with everybody there in every round: what the others are measured against.",
+            "cifar10",
+            "",
+            EVERYBODY,
+            ("fedavg",),
+            published=published.NO_DROPOUTS_CIFAR10,
+        ),
+        Study(
+            "choices",
+            "What the paper leaves open, Fashion-MNIST",
+            "P = 10 % once more, with one choice at a time made the other way.",
+            "fmnist",
+            "",
+            {
+                "as chosen": TEN,
+                "no floor of the rate": TEN | {"lr": "geometric:0.01,0.95"},
+                "no full first round": {"availability": "time-varying:0.1"},
+                "local rate constant": TEN | {"lr": "constant:0.01", "global_lr": "geometric:0.01,0.95,floor=1e-05"},
+            },
+            ("fedavg", "mifa", "mimic"),
+            claimed=False,
+        ),
+        Study(
+            "tune-fedprox",
+            "Tuning FedProx, Fashion-MNIST",
+            "P = 10 %, seeds that no other experiment uses.",
+            "fmnist",
+            "",
+            {f"mu={mu:g}": TEN | {"algorithm": f"fedprox:mu={mu:g}"} for mu in (0.001, 0.01, 0.1, 1.0)},
+            ("fedprox",),
+            first_seed=100,
+        ),
+        Study(
+            "tune-scaffold",
+            "Tuning SCAFFOLD, Fashion-MNIST",
+            "P = 10 %, seeds that no other experiment uses. SCAFFOLD has half the rounds, so one column lets its rate fall twice as fast.",
+            "fmnist",
+            "rate",
+            {
+                **{f"{rate:g}": TEN | {"lr": f"geometric:{rate:g},0.95,floor=1e-05"} for rate in (0.005, 0.01, 0.02)},
+                "0.01-fast": TEN | {"lr": "geometric:0.01,0.9025,floor=1e-05"},
+            },
+            ("scaffold",),
+            first_seed=100,
+        ),
+    ]
+}
+
+
+def find(names: list[str]) -> list[Study]:
+    """Studies by name; `all` is all of them, in the order they are best made."""
+    if not names or names == ["all"]:
+        return list(STUDIES.values())
+    for name in names:
+        if name not in STUDIES:
+            raise UsageError(f"there is no experiment {name!r}; {nearest(name, STUDIES)}; see mimicfl reproduce --list")
+    return [STUDIES[name] for name in dict.fromkeys(names)]
