@@ -20,11 +20,16 @@ from ..metrics.environment import environment
 from ..report import figures
 from ..report.report import build
 from ..runner import load_plugins
+from . import paper
 from .train import print_report
 
 
 def report(arguments: argparse.Namespace, console: Console) -> None:
-    print_report(console, build(arguments.runs, arguments.out))
+    if arguments.paper:
+        return paper.report(arguments, console)
+    if not arguments.runs:
+        raise UsageError("say which runs, as in 'mimicfl report runs/demo'")
+    return print_report(console, build(arguments.runs, arguments.out))
 
 
 def data(arguments: argparse.Namespace, console: Console) -> None:

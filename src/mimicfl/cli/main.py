@@ -92,10 +92,16 @@ def parser() -> Parser:
     p.set_defaults(call=paper.run)
 
     p = command(
-        "report", "table, pictures and one HTML page from runs", "mimicfl report runs/demo", "mimicfl report runs/a runs/b --out both"
+        "report",
+        "table, pictures and one HTML page from runs",
+        "mimicfl report runs/demo",
+        "mimicfl report runs/a runs/b --out both",
+        "mimicfl report --paper",
     )
-    p.add_argument("runs", nargs="+", help="run folders, or folders of them", metavar="RUN")
-    p.add_argument("--out", help="where to write (default: the first RUN)", metavar="DIR")
+    p.add_argument("runs", nargs="*", help="run folders, or folders of them", metavar="RUN")
+    p.add_argument("--paper", action="store_true", help="the page about the paper, from its records")
+    p.add_argument("--records", help="with --paper: where the records are (default records/paper)", metavar="DIR")
+    p.add_argument("--out", help="where to write (default: the first RUN; with --paper docs/ and runs/paper/)", metavar="DIR")
     p.set_defaults(call=look.report)
 
     p = command("data", "list datasets, or fetch one", "mimicfl data list", "mimicfl data fetch fmnist")

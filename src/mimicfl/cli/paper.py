@@ -3,7 +3,6 @@
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +11,9 @@ from ..errors import UsageError
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, cells, collect, compare_with_records, missing, plan_of, reproduce
 from ..paper.studies import STUDIES, Study, find
+from ..report.paper import build, cell_value, published_text
 from ..report.summary import show, title
+from ..sweep.fuse import Plan
 from .options import given
 from .progress import Reporter
 from .train import seed_list
@@ -24,19 +25,27 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     records = Path(arguments.records or RECORDS)
     seeds = seed_list(arguments.seeds)
     if arguments.list:
-        return _list(console)
-    if arguments.status:
-        return _status(console, find(arguments.names), read_all(records), seeds)
-    if not arguments.names:
+        _list(console)
+    elif arguments.status:
+        _status(console, find(arguments.names), read_all(records), seeds)
+    elif not arguments.names:
         raise UsageError("say which experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
-    studies = find(arguments.names)
-    wanted = list(cells(studies, arguments.columns or (), arguments.algorithms or ()))
+    else:
+        _run(arguments, console, list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ())), seeds, records)
+
+
+def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], records: Path) -> None:
     scale = 1.0 if arguments.scale is None else arguments.scale
     plan = plan_of(wanted, seeds, scale, given(arguments))
     if arguments.again:
-        return _again(console, plan, records)
-    if scale == 1.0:
-        return _missing(arguments, console, wanted, seeds, plan, records)
+        _again(console, plan, records)
+    elif scale == 1.0:
+        _missing(arguments, console, wanted, seeds, plan, records)
+    else:
+        _quick_look(arguments, console, wanted, seeds, plan, scale)
+
+
+def _quick_look(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, scale: float) -> None:
     out = arguments.folder = Path(arguments.out or f"runs/paper-x{scale:g}")
     with Reporter(console, runs=len(plan)) as progress:
         progress.notice(f"{len(plan)} runs at scale {scale:g} into {out}: a quick look, not the paper's setting, and not recorded")
@@ -44,25 +53,32 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     with tempfile.TemporaryDirectory() as folder:
         collect(plan, out, Path(folder))
         found = read_all(Path(folder))
-    for study in studies:
-        _print(console, study, [c for c in wanted if c.study is study], found, seeds, scale)
+    _print_all(console, wanted, found, seeds, scale)
 
 
-def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Any, records: Path) -> None:
+def report(arguments: argparse.Namespace, console: Console) -> None:
+    """The page, and beside the package's own documentation the document."""
+    records = read_all(Path(arguments.records or RECORDS))
+    out = Path(arguments.out) if arguments.out else None
+    page = (out or Path("runs/paper")) / "report.html"
+    document = (out or Path("docs")) / "reproduce.md"
+    build(records, seed_list(None), page, document, document.parent / "pictures")
+    console.print(f"page     {page}\ndocument {document}", soft_wrap=True)
+
+
+def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, records: Path) -> None:
     out = arguments.folder = Path(arguments.out or "runs/paper")
     todo = missing(plan, read_all(records))
     with Reporter(console, runs=len(todo)) as progress:
         progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
         left = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
-    found = read_all(records)
-    for study in dict.fromkeys(cell.study.name for cell in wanted):
-        _print(console, STUDIES[study], [c for c in wanted if c.study.name == study], found, seeds)
+    _print_all(console, wanted, read_all(records), seeds)
     if left:
         console.print(f"{left} runs are left: give the same command again")
     console.print(f"records  {records}; the page of all of them: mimicfl report --paper", soft_wrap=True)
 
 
-def _again(console: Console, plan: Any, records: Path) -> None:
+def _again(console: Console, plan: Plan, records: Path) -> None:
     """Make recorded runs once more, elsewhere, and compare."""
     known = read_all(records)
     plan = {name: e for name, e in plan.items() if e.id in known}
@@ -82,7 +98,9 @@ def _again(console: Console, plan: Any, records: Path) -> None:
 def _list(console: Console) -> None:
     for study in STUDIES.values():
         console.print(f"{study.name:20} {study.title}: {study.about}", soft_wrap=True)
-        console.print(f"{'':20} {study.head or 'column'}: {', '.join(study.columns)}; {', '.join(study.algorithms)}", style="dim", soft_wrap=True)
+        console.print(
+            f"{'':20} {study.head or 'column'}: {', '.join(study.columns)}; {', '.join(study.algorithms)}", style="dim", soft_wrap=True
+        )
 
 
 def _status(console: Console, studies: list[Study], records: Records, seeds: list[int]) -> None:
@@ -100,10 +118,15 @@ def _status(console: Console, studies: list[Study], records: Records, seeds: lis
     console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each)")
 
 
-def _print(console: Console, study: Study, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:
-    from ..report.paper import cell_value, published_text
+def _print_all(console: Console, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:
+    for name in dict.fromkeys(cell.study.name for cell in wanted):
+        _print(console, STUDIES[name], [cell for cell in wanted if cell.study.name == name], records, seeds, scale)
 
-    console.print(f"\n{study.title}" + (f"  (scale {scale:g}: a quick look, not the paper's setting)" if scale != 1.0 else ""), style="bold")
+
+def _print(console: Console, study: Study, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:
+    console.print(
+        f"\n{study.title}" + (f"  (scale {scale:g}: a quick look, not the paper's setting)" if scale != 1.0 else ""), style="bold"
+    )
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("algorithm")
     columns = list(dict.fromkeys(cell.column for cell in wanted))

@@ -30,7 +30,7 @@ def keep(folder: RunFolder, into: Path) -> Path:
         "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, [])},
         "environment": folder.environment() | {"engine": facts.get("engine", "")},
         "seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 1),
-        "rows": {name: [_short(row.get(name), digits) for row in rows] for name, digits in COLUMNS.items()},
+        "rows": {name: [short(name, row.get(name)) for row in rows] for name in COLUMNS},
     }
     target = into / f"{experiment.name}.json"
     with explained(into):
@@ -59,7 +59,9 @@ def read(file: Path) -> History:
     return History(rows, torch.empty(0), int(settings.get("num_clients", 0)), config=settings, environment=made)
 
 
-def _short(value: Any, digits: int | None) -> Any:
+def short(column: str, value: Any) -> Any:
+    """A value with the digits that a record keeps of it."""
+    digits = COLUMNS[column]
     return float(f"{value:.{digits}g}") if digits and value is not None else value
 
 

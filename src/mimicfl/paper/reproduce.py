@@ -14,7 +14,7 @@ from ..metrics.history import History
 from ..metrics.store import RunFolder
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
-from .records import Records, keep
+from .records import Records, keep, short
 from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
@@ -32,6 +32,7 @@ class Cell:
     def found(self, records: Records, seeds: Sequence[int], scale: float = 1.0) -> list[History]:
         runs = [records.get(self.study.experiment(self.column, self.algorithm, seed, scale).id) for seed in seeds]
         return [run for run in runs if run is not None]
+
 
 def cells(studies: Sequence[Study], columns: Sequence[str] = (), algorithms: Sequence[str] = ()) -> Iterator[Cell]:
     """All cells of these studies, or those of the named columns and algorithms."""
@@ -115,5 +116,5 @@ def compare_with_records(plan: Plan, out: Path, records: Records) -> list[tuple[
         before = records.get(e.id)
         if before is not None and (out / name / "final.safetensors").exists():
             rows = RunFolder(out / name).rows()
-            found.append((name, float(before.last("test_accuracy")), float(rows[-1]["test_accuracy"])))
+            found.append((name, float(before.last("test_accuracy")), float(short("test_accuracy", rows[-1]["test_accuracy"]))))
     return found

@@ -1,7 +1,143 @@
-from ..paper.verdicts import value
-def cell_value(cell, records, seeds, scale=1.0):
-    v = value(cell, records, seeds, scale)
-    return None if v is None else (v.mean / 100, None if v.std is None else v.std / 100)
-def published_text(study, algorithm, column):
+"""The page about the paper: its tables and figures with ours beside them, and a verdict on each claim. All from the records."""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+from matplotlib.figure import Figure
+
+from .._version import __version__
+from ..errors import UsageError
+from ..files import explained, write_text
+from ..paper.choices import CHOICES
+from ..paper.records import Records
+from ..paper.reproduce import Cell
+from ..paper.studies import STUDIES, Study
+from . import figures
+from .html import PAGE, embedded
+from .paper_figures import draw
+from .paper_verdicts import FIRST, NO, OPEN, TIE, YES, Value, Verdict, judge, value
+from .summary import title
+
+MARKS = {YES: "✓", TIE: "≈", NO: "✗", OPEN: "…"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell as the page shows it."""
+
+    published: str
+    ours: str
+    difference: str
+    best: bool
+
+
+@dataclass(frozen=True)
+class Section:
+    study: Study
+    rows: list[tuple[str, list[Entry]]]
+    recorded: str
+    commands: list[str]
+    made: str
+    verdicts: list[Verdict]
+    pictures: dict[str, Figure]
+
+
+def build(records: Records, seeds: Sequence[int], page: Path, document: Path, pictures: Path) -> list[Section]:
+    """Write the HTML page, the Markdown document and its pictures."""
+    if not records:
+        raise UsageError("there is no record yet: run one of the experiments first, see mimicfl reproduce --list")
+    verdicts = judge(records, seeds)
+    sections = [_section(study, records, seeds, verdicts) for study in STUDIES.values()]
+    for folder in (page.parent, document.parent, pictures):
+        with explained(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+    for section in sections:
+        for name, figure in section.pictures.items():
+            figures.save(figure, pictures / f"paper-{name}.png")
+    facts = {
+        "sections": sections,
+        "claims": {claim: [v for v in verdicts if v.claim == claim] for claim in dict.fromkeys(v.claim for v in verdicts)},
+        "marks": MARKS,
+        "summary": summary(verdicts),
+        "choices": CHOICES,
+    }
+    html, plain = jinja2.Environment(autoescape=True), jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    style = (PAGE / "style.css").read_text(encoding="utf-8")
+    template = html.from_string((PAGE / "paper.html").read_text(encoding="utf-8"))
+    write_text(page, template.render(**facts, embedded=embedded, version=__version__, style=style))
+    template = plain.from_string((PAGE / "paper.md").read_text(encoding="utf-8"))
+    write_text(document, template.render(**facts, pictures=_relative(pictures, document.parent)) + "\n")
+    return sections
+
+
+def summary(verdicts: Sequence[Verdict]) -> str:
+    """How the paper's main claim fares, in one sentence."""
+    first = [v for v in verdicts if v.claim == FIRST and v.outcome != OPEN]
+    count = {outcome: sum(v.outcome == outcome for v in first) for outcome in (YES, TIE, NO)}
+    waiting = sum(v.outcome == OPEN for v in verdicts)
+    ahead = f"MimiC is first beyond one standard error in {count[YES]} of {len(first)} settings"
+    text = f"{ahead}, within it in {count[TIE]}, behind in {count[NO]}."
+    return text + (f" {waiting} of {len(verdicts)} claims wait for runs." if waiting else "")
+
+
+def cell_value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> tuple[float, float | None] | None:
+    """Mean and standard deviation as fractions."""
+    found = value(cell, records, seeds, scale)
+    return None if found is None else (found.mean / 100, None if found.std is None else found.std / 100)
+
+
+def published_text(study: Study, algorithm: str, column: str) -> str:
     found = study.published.get(algorithm, {}).get(column)
     return "" if found is None else f"{found[0]:.2f}" + (f" ± {found[1]:.2f}" if found[1] is not None else "")
+
+
+def _section(study: Study, records: Records, seeds: Sequence[int], verdicts: Sequence[Verdict]) -> Section:
+    found = {(a, c): value(Cell(study, c, a), records, seeds) for a in study.algorithms for c in study.columns}
+    rows = [(title(a), [_entry(study, a, c, found, len(seeds)) for c in study.columns]) for a in study.algorithms]
+    runs = [run for c in study.columns for a in study.algorithms for run in Cell(study, c, a).found(records, seeds)]
+    whole = len(study.columns) * len(study.algorithms) * len(seeds)
+    made = sorted({str(run.environment.get("gpu") or run.environment.get("processor") or "?") for run in runs})
+    gpu = any(run.environment.get("gpu") and str(run.config.get("device", "")).startswith("cuda") for run in runs)
+    return Section(
+        study,
+        rows,
+        f"{len(runs)} of {whole} runs recorded",
+        _commands(study, len(seeds), gpu),
+        ", ".join(made),
+        [v for v in verdicts if v.study == study.name],
+        draw(study, records, seeds),
+    )
+
+
+def _entry(study: Study, algorithm: str, column: str, found: dict[tuple[str, str], Value | None], seeds: int) -> Entry:
+    printed, own = study.published.get(algorithm, {}).get(column), found[algorithm, column]
+    others = [v.mean for (a, c), v in found.items() if c == column and v]
+    return Entry(
+        published=published_text(study, algorithm, column),
+        ours="–" if own is None else _ours(own, seeds),
+        difference=f"{own.mean - printed[0]:+.1f}" if own and printed else "",
+        best=bool(own and len(others) > 1 and own.mean == max(others)),
+    )
+
+
+def _ours(own: Value, seeds: int) -> str:
+    """Mean and spread; a cell that lacks seeds says how many it has."""
+    few = f" ({len(own.finals)} of {seeds} seeds)" if len(own.finals) < seeds else ""
+    return f"{own.mean:.2f}" + (f" ± {own.std:.2f}" if own.std is not None else "") + few
+
+
+def _commands(study: Study, seeds: int, gpu: bool) -> list[str]:
+    """What makes this table, and what makes each of its columns again."""
+    device = " --device cuda" if gpu else ""
+    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device} --again" for c in study.columns]
+    return [f"mimicfl reproduce {study.name} --seeds {seeds}{device}", *again]
+
+
+def _relative(path: Path, base: Path) -> str:
+    try:
+        return str(path.relative_to(base))
+    except ValueError:
+        return str(path.resolve())

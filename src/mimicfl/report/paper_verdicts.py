@@ -1,24 +1,30 @@
 """What the paper claims of its experiments, and whether the recorded runs bear it out; every sentence is computed."""
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from .records import Records
-from .reproduce import Cell
-from .studies import STUDIES, Study
+from ..paper.records import Records
+from ..paper.reproduce import Cell
+from ..paper.studies import STUDIES, Study
+from .summary import COLORS, TITLES, Group, mean_std
 
-NAMES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
+FIRST = "MimiC is first"
+STEADY = "MimiC and MIFA are steady where FedAvg, FedProx and SCAFFOLD oscillate"
 YES, TIE, NO, OPEN = "yes", "within chance", "no", "not run yet"
 
 
 @dataclass(frozen=True)
 class Verdict:
     claim: str
+    setting: str  # the column it is about, or empty for the whole study
     outcome: str  # YES, TIE, NO or OPEN
     evidence: str
     study: str
+
+    @property
+    def place(self) -> str:
+        return STUDIES[self.study].title + (f", {self.setting}" if self.setting else "")
 
 
 @dataclass(frozen=True)
@@ -30,11 +36,11 @@ class Value:
 
     @property
     def mean(self) -> float:
-        return statistics.mean(self.finals)
+        return mean_std(self.finals)[0]
 
     @property
     def std(self) -> float | None:
-        return statistics.stdev(self.finals) if len(self.finals) > 1 else None
+        return mean_std(self.finals)[1]
 
     @property
     def error(self) -> float:
@@ -42,13 +48,17 @@ class Value:
         return math.inf if self.std is None else self.std / math.sqrt(len(self.finals))
 
 
-def value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Value | None:
+def runs_of(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Group | None:
+    """The recorded runs of a cell, ready to be drawn."""
     runs = cell.found(records, seeds, scale)
-    if not runs:
+    return Group(TITLES[cell.algorithm], COLORS[cell.algorithm], runs) if runs else None
+
+
+def value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Value | None:
+    group = runs_of(cell, records, seeds, scale)
+    if group is None:
         return None
-    curves = [[100 * row["test_accuracy"] for row in run.rows if row["test_accuracy"] is not None] for run in runs]
-    shakes = [statistics.pstdev(curve[-max(2, len(curve) // 4) :]) for curve in curves if len(curve) > 1]
-    return Value([curve[-1] for curve in curves], statistics.mean(shakes) if shakes else 0.0)
+    return Value([100 * final for final in group.finals("test_accuracy")], 100 * (group.swing("test_accuracy") or 0.0))
 
 
 def judge(records: Records, seeds: Sequence[int]) -> list[Verdict]:
@@ -75,19 +85,18 @@ Look = Callable[[str, str, str], Value | None]
 
 def _first(study: Study, look: Look) -> Iterator[Verdict]:
     for column in study.columns:
-        where = f"{study.head} = {column}" if study.head else column
-        claim = f"MimiC is first, {where}"
+        where = f"{study.head} = {column}"
         found = {a: v for a in study.algorithms if (v := look(study.name, column, a))}
         if "mimic" not in found or len(found) < 2:
-            yield Verdict(claim, OPEN, "", study.name)
+            yield Verdict(FIRST, where, OPEN, "", study.name)
             continue
         ours = found.pop("mimic")
         second = max(found, key=lambda a: found[a].mean)
         lead, error = ours.mean - found[second].mean, math.hypot(ours.error, found[second].error)
         outcome = TIE if abs(lead) <= error else YES if lead > 0 else NO
         spread = f"standard error of the difference {error:.1f}" if math.isfinite(error) else "one seed: chance is not known"
-        text = f"{'+' if lead >= 0 else '−'}{abs(lead):.1f} points against {NAMES[second]}, the best of the others ({spread})"
-        yield Verdict(claim, outcome, text + _published_lead(study, column), study.name)
+        text = f"{'+' if lead >= 0 else '−'}{abs(lead):.1f} points against {TITLES[second]}, the best of the others ({spread})"
+        yield Verdict(FIRST, where, outcome, text + _published_lead(study, column), study.name)
 
 
 def _published_lead(study: Study, column: str) -> str:
@@ -96,19 +105,19 @@ def _published_lead(study: Study, column: str) -> str:
         return ""
     others = {a: mean for a, mean in printed.items() if a != "mimic"}
     second = max(others, key=others.__getitem__)
-    return f"; the paper: +{printed['mimic'] - others[second]:.1f} against {NAMES[second]}"
+    return f"; the paper: +{printed['mimic'] - others[second]:.1f} against {TITLES[second]}"
 
 
 def _stable(study: Study, look: Look) -> Iterator[Verdict]:
     for column in study.columns:
-        claim = f"MimiC and MIFA are steady where FedAvg, FedProx and SCAFFOLD oscillate, {study.head} = {column}"
+        where = f"{study.head} = {column}"
         found = {a: v.swing for a in study.algorithms if (v := look(study.name, column, a))}
         if len(found) < len(study.algorithms):
-            yield Verdict(claim, OPEN, "", study.name)
+            yield Verdict(STEADY, where, OPEN, "", study.name)
             continue
         steady, shaking = max(found["mimic"], found["mifa"]), min(found[a] for a in ("fedavg", "fedprox", "scaffold"))
-        text = "accuracy swings in the last quarter by " + ", ".join(f"{NAMES[a]} {swing:.1f}" for a, swing in found.items()) + " points"
-        yield Verdict(claim, YES if steady < shaking else NO, text, study.name)
+        text = "accuracy swings in the last quarter by " + ", ".join(f"{TITLES[a]} {swing:.1f}" for a, swing in found.items()) + " points"
+        yield Verdict(STEADY, where, YES if steady < shaking else NO, text, study.name)
 
 
 def _trend(name: str, claim: str, sign: int, look: Look) -> Verdict:
@@ -118,11 +127,11 @@ def _trend(name: str, claim: str, sign: int, look: Look) -> Verdict:
     ends = {a: (look(name, first, a), look(name, last, a)) for a in study.algorithms}
     moves = {a: sign * (b.mean - f.mean) for a, (f, b) in ends.items() if f and b}
     if len(moves) < len(ends):
-        return Verdict(claim, OPEN, "", name)
+        return Verdict(claim, "", OPEN, "", name)
     within = {a: math.hypot(f.error, b.error) for a, (f, b) in ends.items() if f and b}
     outcome = YES if all(m > 0 for m in moves.values()) else NO if any(m < -within[a] for a, m in moves.items()) else TIE
-    text = f"from {first} to {last}: " + ", ".join(f"{NAMES[a]} {sign * move:+.1f}" for a, move in moves.items())
-    return Verdict(claim, outcome, text, name)
+    text = f"from {first} to {last}: " + ", ".join(f"{TITLES[a]} {sign * move:+.1f}" for a, move in moves.items())
+    return Verdict(claim, "", outcome, text, name)
 
 
 def _less_loss(look: Look) -> Verdict:
@@ -133,9 +142,11 @@ def _less_loss(look: Look) -> Verdict:
         if few and many:
             loss[a] = few.mean - many.mean
     if len(loss) < len(STUDIES["table-3"].algorithms):
-        return Verdict(claim, OPEN, "", "table-3")
+        return Verdict(claim, "", OPEN, "", "table-3")
     holds = max(loss["mimic"], loss["mifa"]) < min(loss[a] for a in ("fedavg", "fedprox", "scaffold"))
-    return Verdict(claim, YES if holds else NO, "lost: " + ", ".join(f"{NAMES[a]} {points:.1f}" for a, points in loss.items()), "table-3")
+    return Verdict(
+        claim, "", YES if holds else NO, "lost: " + ", ".join(f"{TITLES[a]} {points:.1f}" for a, points in loss.items()), "table-3"
+    )
 
 
 def _reference(name: str, look: Look) -> Verdict:
@@ -145,7 +156,7 @@ def _reference(name: str, look: Look) -> Verdict:
     claim = f"FedAvg without dropouts reaches {printed} %"
     found = look(name, column, "fedavg")
     if found is None:
-        return Verdict(claim, OPEN, "", name)
+        return Verdict(claim, "", OPEN, "", name)
     gap = found.mean - printed
     outcome = YES if gap >= 0 else TIE if -gap <= found.error else NO
-    return Verdict(claim, outcome, f"{found.mean:.1f} %, {gap:+.1f} points", name)
+    return Verdict(claim, "", outcome, f"{found.mean:.1f} %, {gap:+.1f} points", name)

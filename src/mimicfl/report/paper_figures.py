@@ -1,0 +1,76 @@
+"""The paper's figures, drawn from the records; and its tables as pictures: what it prints beside what came out here."""
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..paper.records import Records
+from ..paper.reproduce import Cell
+from ..paper.studies import Study
+from .figures import INK, curves
+from .paper_verdicts import runs_of, value
+from .summary import COLORS, title
+
+
+def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figure]:
+    """Pictures of a study by name; none of what was not run yet."""
+    found: dict[str, Figure] = {}
+    if study.drawn == "curves":
+        for column in study.columns:
+            groups = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
+            if groups:
+                suffix = f"-{column.rstrip('%')}" if len(study.columns) > 1 else ""
+                found[study.name + suffix] = curves(groups)
+    elif study.drawn == "against" and (figure := _against(study, records, seeds)):
+        found[study.name] = figure
+    if len(study.columns) > 1 and study.published and (figure := _beside(study, records, seeds)):
+        found[f"{study.name}-beside"] = figure
+    return found
+
+
+def _axes(figure: Figure, study: Study) -> Axes:
+    axes = figure.add_subplot()
+    axes.set_ylabel("test accuracy (%)")
+    axes.set_title(study.title, fontsize=10, color=INK, loc="left")
+    axes.grid(color="#dddddd", linewidth=0.6, axis="y")
+    axes.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+def _against(study: Study, records: Records, seeds: Sequence[int]) -> Figure | None:
+    """Final accuracy against what the columns vary."""
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = _axes(figure, study)
+    lines = 0
+    for algorithm in study.algorithms:
+        points = [(float(c), v) for c in study.columns if (v := value(Cell(study, c, algorithm), records, seeds))]
+        if len(points) > 1:
+            x, values = zip(*points, strict=True)
+            spread = [v.std or 0.0 for v in values]
+            axes.errorbar(x, [v.mean for v in values], yerr=spread, color=COLORS[algorithm], label=title(algorithm), marker="o", capsize=3)
+            lines += 1
+    if not lines:
+        return None
+    axes.set_xlabel(study.head)
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _beside(study: Study, records: Records, seeds: Sequence[int]) -> Figure | None:
+    """Hollow: what the paper prints; full, with a bar of one standard deviation: here."""
+    figure = Figure(figsize=(8, 3.6), layout="constrained")
+    axes = _axes(figure, study)
+    step, drawn = 1.0 / (len(study.algorithms) + 2), False
+    for i, algorithm in enumerate(study.algorithms):
+        for k, column in enumerate(study.columns):
+            x = k + (i - (len(study.algorithms) - 1) / 2) * step
+            axes.plot(x - step / 6, study.published[algorithm][column][0], "o", mfc="white", mec=COLORS[algorithm], ms=7)
+            if found := value(Cell(study, column, algorithm), records, seeds):
+                drawn = True
+                axes.errorbar(x + step / 6, found.mean, yerr=found.std or 0.0, fmt="o", color=COLORS[algorithm], ms=7, capsize=2)
+        axes.plot([], [], "o", color=COLORS[algorithm], label=title(algorithm))
+    axes.plot([], [], "o", mfc="white", mec="#666666", label="published")
+    axes.set_xticks(range(len(study.columns)), [f"{study.head} {column}" for column in study.columns])
+    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure if drawn else None

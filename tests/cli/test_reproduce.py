@@ -1,0 +1,55 @@
+"""`mimicfl reproduce` and `mimicfl report --paper`."""
+
+from pathlib import Path
+
+from ..paper.conftest import tiny  # noqa: F401
+from .conftest import call
+
+
+def test_list(capsys):
+    assert call("reproduce", "--list") == 0
+    out = capsys.readouterr().out
+    assert "table-4-fmnist" in out
+    assert "figure-8" in out
+
+
+def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
+    assert call("reproduce", "tiny", "--seeds", "2") == 0
+    out = capsys.readouterr().out
+    assert "12 runs, 0 of them in records/paper already; 12 to do" in out
+    assert "50.00 ± 1.50" in out  # published beside ours
+    assert call("reproduce", "tiny", "--seeds", "2") == 0
+    assert "12 of them in records/paper already; 0 to do" in capsys.readouterr().out
+    assert call("reproduce", "tiny", "--status") == 0
+    out = capsys.readouterr().out
+    assert "6 of 9" in out
+    assert "FedAvg 1, SCAFFOLD 1, MimiC 1" in out
+    assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
+    assert "2 of 2 runs end at the recorded number" in capsys.readouterr().out
+    assert call("report", "--paper") == 0
+    assert "Table 0, digits" in Path("docs/reproduce.md").read_text()
+    assert "Table 0, digits" in Path("runs/paper/report.html").read_text()
+
+
+def test_a_quick_look_is_marked_and_not_recorded(tiny, capsys):  # noqa: F811
+    assert call("reproduce", "tiny", "--scale", "0.5", "--seeds", "1") == 0
+    out = capsys.readouterr().out
+    assert "scale 0.5: a quick look, not the paper's setting" in out
+    assert not Path("records").exists()
+
+
+def test_mistakes(tiny, capsys):  # noqa: F811
+    for words, said in [
+        ([], "say which experiment"),
+        (["tabel-3"], "there is no experiment 'tabel-3'"),
+        (["tiny", "--columns", "20%"], "there is no column '20%'"),
+        (["tiny", "--scale", "0"], "--scale"),
+        (["tiny", "--seeds", "x"], "seeds takes a count"),
+        (["tiny", "--again"], "nothing to compare with"),
+    ]:
+        assert call("reproduce", *words) == 2, words
+        assert said in capsys.readouterr().err
+    assert call("report", "--paper") == 2
+    assert "no record yet" in capsys.readouterr().err
+    assert call("report") == 2
+    assert "say which runs" in capsys.readouterr().err

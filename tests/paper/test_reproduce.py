@@ -1,0 +1,130 @@
+"""From a study to records and back: nothing is run twice, nothing is lost, and what is recorded is what happened."""
+
+import json
+
+import pytest
+
+from mimicfl.config import from_dict
+from mimicfl.errors import UsageError
+from mimicfl.metrics.history import read as read_folder
+from mimicfl.metrics.store import RunFolder
+from mimicfl.paper.records import keep, read, read_all
+from mimicfl.paper.reproduce import Cell, cells, compare_with_records, missing, pieces, placed, plan_of, reproduce
+from mimicfl.paper.studies import STUDIES
+
+
+@pytest.fixture
+def made(tiny, tmp_path):
+    plan = plan_of(list(cells([tiny])), [0, 1], 1.0, {})
+    assert reproduce(plan, tmp_path / "runs", tmp_path / "records") == 0
+    return plan
+
+
+def test_records_hold_what_the_runs_gave(tiny, made, tmp_path):
+    found = read_all(tmp_path / "records")
+    assert len(found) == len(made) == 12
+    for name, e in made.items():
+        truth = read_folder(RunFolder(tmp_path / "runs" / name))
+        kept = found[e.id]
+        assert [row["test_accuracy"] for row in kept.rows] == pytest.approx([row["test_accuracy"] for row in truth.rows], rel=1e-5)
+        assert [row["uploads"] for row in kept.rows] == [row["uploads"] for row in truth.rows]
+        assert from_dict(kept.config).id == e.id
+        assert kept.environment["engine"] == "plain"
+        assert kept.environment["torch"]
+        assert kept.environment["seconds"] >= 0
+    assert all(file.stat().st_size < 10_000 for file in (tmp_path / "records").iterdir())
+
+
+def test_what_is_recorded_is_not_run_again(tiny, made, tmp_path):
+    assert missing(made, read_all(tmp_path / "records")) == {}
+    one = next((tmp_path / "records").glob("*mimic*s1*"))
+    lost = read(one).config
+    one.unlink()
+    left = missing(made, read_all(tmp_path / "records"))
+    assert [e.id for e in left.values()] == [from_dict(lost).id]
+    assert reproduce(left, tmp_path / "runs", tmp_path / "records") == 0  # its folder is there: only recorded anew
+    assert one.exists()
+
+
+def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
+    plan = plan_of(list(cells([tiny])), [0], 1.0, {})
+
+    def stop(experiment, row, rounds):
+        if experiment.algorithm == "mimic" and row["round"] == 4:  # SCAFFOLD's three rounds are over by then
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(plan, tmp_path / "runs", tmp_path / "records", progress=stop)
+    before = read_all(tmp_path / "records")
+    assert {h.config["algorithm"] for h in before.values()} <= {"scaffold"}
+    assert reproduce(missing(plan, before), tmp_path / "runs", tmp_path / "records") == 0
+    alone = plan_of(list(cells([tiny])), [0], 1.0, {})
+    reproduce(alone, tmp_path / "other", tmp_path / "other-records")
+    after, whole = read_all(tmp_path / "records"), read_all(tmp_path / "other-records")
+    assert {k: h.rows for k, h in after.items()} == {k: h.rows for k, h in whole.items()}
+
+
+def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):
+    plan = plan_of(list(cells([tiny])), [0], 1.0, {})
+    assert reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes=0) == len(plan)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_again_gives_the_same_numbers(tiny, made, tmp_path):
+    known = read_all(tmp_path / "records")
+    some = {name: e for name, e in made.items() if e.algorithm == "mimic"}  # fewer runs together than the first time
+    reproduce(some, tmp_path / "again", None)
+    pairs = compare_with_records(some, tmp_path / "again", known)
+    assert len(pairs) == 4
+    assert all(before == now for _, before, now in pairs)
+
+
+def test_cells_by_name(tiny):
+    chosen = list(cells([tiny], ["50%"], ["mimic"]))
+    assert chosen == [Cell(tiny, "50%", "mimic")]
+    with pytest.raises(UsageError, match="no column '20%'"):
+        list(cells([tiny], ["20%"]))
+    with pytest.raises(UsageError, match=r"no algorithm 'mimik'.*mimic"):
+        list(cells([tiny], [], ["mimik"]))
+
+
+def test_pieces_of_large_models_are_one_seed_of_one_column():
+    table = STUDIES["table-4-cifar10"]
+    plan = plan_of(list(cells([table])), [0, 1, 2], 1.0, {})
+    found = pieces(plan)
+    assert [len(piece) for piece in found] == [5] * 9
+    first = [e.availability for piece in found[:3] for e in piece.values()]
+    assert set(first) == {"time-varying:0.1,warm_start=true"}  # the most wanted column first, all its seeds
+    small = plan_of(list(cells([STUDIES["table-3"]])), [0, 1, 2], 1.0, {})
+    assert len(pieces(small)) == 1
+
+
+def test_on_a_gpu_the_lanes_are_fixed():
+    e = STUDIES["table-3"].experiment("20", "mimic", 0)
+    assert placed(e, {"device": "cuda"}).engine == "batched:128:compiled"
+    assert placed(e, {"device": "cuda", "engine": "plain"}).engine == "plain"
+    assert placed(e, {}).engine == "auto"
+    assert placed(e, {"device": "cuda"}).id == e.id
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"format": "other"}', "[1]", "not json"])
+def test_a_damaged_record_is_named(tmp_path, text):
+    (tmp_path / "bad.json").write_text(text)
+    with pytest.raises(UsageError, match=r"bad\.json is not a record"):
+        read_all(tmp_path)
+
+
+def test_torn_columns_are_refused(tiny, made, tmp_path):
+    file = next((tmp_path / "records").iterdir())
+    record = json.loads(file.read_text())
+    record["rows"]["round"].pop()
+    file.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="not a record"):
+        read(file)
+
+
+def test_an_unfinished_run_is_not_recorded(tiny, made, tmp_path):
+    folder = tmp_path / "runs" / next(iter(made))
+    (folder / "final.safetensors").unlink()
+    with pytest.raises(UsageError, match="not finished"):
+        keep(RunFolder(folder), tmp_path / "records")
