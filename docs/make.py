@@ -41,7 +41,7 @@ PATTERNS = {
 
 def reference() -> str:
     """docs/cli.md: what every --help prints."""
-    commands = ["demo", "run", "compare", "sweep", "resume", "report", "data", "availability", "theory", "bench", "flower"]
+    commands = ["demo", "run", "compare", "sweep", "resume", "reproduce", "report", "data", "availability", "theory", "bench", "flower"]
     text = "# Command reference\n\nMade from `mimicfl COMMAND --help` by `make docs`.\n"
     for command in commands:
         shown = io.StringIO()

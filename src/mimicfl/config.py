@@ -45,7 +45,7 @@ class Experiment:
     dataset: str = setting("digits", "digits, fmnist, cifar10, synthetic:logistic, ...", "NAME")
     data_path: str | None = setting(None, "folder that holds the dataset's files", "DIR")
     num_clients: int = setting(30, "number of clients", "N")
-    partition: str = setting("auto", "shards:2, classes:5, dirichlet:0.3, iid, natural", "SPEC")
+    partition: str = setting("auto", "shards:2, classes:5, anchored, dirichlet:0.3, iid, natural", "SPEC")
     model: str = setting("auto", "mlp, mlp:200,100, lenet, vgg11, logistic, linear", "SPEC")
     loss: str = setting("auto", "cross-entropy, binary, mse", "NAME")
     algorithm: str = setting("mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic", "SPEC")
@@ -64,7 +64,9 @@ class Experiment:
     update: str = setting("sum", "g_i is the sum of the local gradients (model averaging) or their mean (the paper's formula)", "sum|mean")
     weighting: str = setting("uniform", "clients count equally or by their samples", "uniform|samples")
     preset: str = setting(
-        "none", "'authors': memory in eta*g units and a rate floor of 1e-5, as in the script of the paper's authors", "none|authors"
+        "none",
+        "'authors': memory in eta*g units, a rate floor of 1e-5 and the partition anchored, as in the script of the paper's authors",
+        "none|authors",
     )
     seed: int = setting(0, "everything random follows from it", "S")
     device: str = setting("cpu", "cpu, cuda or auto", "NAME")
@@ -116,8 +118,8 @@ class Experiment:
         return dataclasses.replace(self, **changes)
 
     def _authors(self, lr: str) -> dict[str, Any]:
-        """Memory in eta*g units, and rates that stop falling at 1e-5."""
-        changes = {}
+        """Memory in eta*g units, rates that stop falling at 1e-5, and a class of its own for every tenth client."""
+        changes = {} if self.partition != "auto" else {"partition": "anchored"}
         if parse(self.algorithm)[0] in ("mimic", "mifa") and "memory" not in self.algorithm:
             changes["algorithm"] = self.algorithm + ("," if ":" in self.algorithm else ":") + "memory=step"
         for name, rate in (("lr", lr), ("global_lr", str(self.global_lr))):

@@ -57,6 +57,19 @@ def test_classes_gives_exactly_k_in_equal_parts(clients, k, seed):
     assert len({len(part) for part in split}) == 1
 
 
+@given(clients=st.integers(1, 40), seed=st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_anchored_gives_class_i_mod_c_and_another(clients, seed):
+    y = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 100))
+    split = partition.anchored(y, clients, seed)
+    assert disjoint(split)
+    for i, part in enumerate(split):
+        found, counts = np.unique(y[part], return_counts=True)
+        assert len(found) == 2
+        assert i % 10 in found
+        assert counts[0] == counts[1]
+
+
 @given(alpha=st.floats(0.05, 50), clients=st.integers(1, 10), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None)
 def test_dirichlet_covers_everything_once(alpha, clients, seed):

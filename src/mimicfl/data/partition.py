@@ -40,7 +40,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int = 2, seed: int 
 def classes(labels: Any, num_clients: int, classes_per_client: int = 2, seed: int = 0) -> Split:
     """Every client holds exactly `classes_per_client` classes, in equal parts (Table V of the paper: 2, 5, 8, 10)."""
     y = _labels(labels, num_clients)
-    found, counts = np.unique(y, return_counts=True)
+    found = np.unique(y)
     k = whole("classes_per_client", classes_per_client)
     if k > len(found):
         raise UsageError(f"{k} classes per client were asked, the data has {len(found)}: ask for at most {len(found)}")
@@ -53,13 +53,32 @@ def classes(labels: Any, num_clients: int, classes_per_client: int = 2, seed: in
         hand = np.lexsort((rng.random(len(found)), -left))[:k]
         left[hand] -= 1
         hands.append(hand)
+    return _dealt(y, found, hands, rng, shuffled=True)
+
+
+def anchored(labels: Any, num_clients: int, seed: int = 0) -> Split:
+    """Client i holds class i mod C and one other at random, in equal parts: the split of the script of the paper's authors, seeded."""
+    y = _labels(labels, num_clients)
+    found = np.unique(y)
+    if len(found) < 2:
+        raise UsageError("anchored gives every client two classes: the data has only one")
+    rng = stream(seed, "partition")
+    own = np.arange(num_clients) % len(found)
+    other = (own + rng.integers(1, len(found), size=num_clients)) % len(found)
+    return _dealt(y, found, list(np.stack([own, other], axis=1)), rng, shuffled=False)
+
+
+def _dealt(y: np.ndarray, found: np.ndarray, hands: list[np.ndarray], rng: np.random.Generator, shuffled: bool) -> Split:
+    """Samples for clients that hold these classes each, as many of a class for everyone as the scarcest allows."""
+    slots = np.bincount(np.concatenate(hands), minlength=len(found))
+    counts = np.array([(y == label).sum() for label in found])
     size = int((counts[slots > 0] // slots[slots > 0]).min())
     if size == 0:
-        raise UsageError(f"{num_clients} clients with {k} classes each need more samples than there are: use fewer clients")
+        raise UsageError(f"{len(hands)} clients with {len(hands[0])} classes each need more samples than there are: use fewer clients")
     pools = [rng.permutation(np.flatnonzero(y == label)) for label in found]
     taken = np.zeros(len(found), dtype=int)
     split = []
-    for client in rng.permutation(num_clients):
+    for client in rng.permutation(len(hands)) if shuffled else range(len(hands)):
         hand = hands[client]
         split.append(np.sort(np.concatenate([pools[c][taken[c] * size : (taken[c] + 1) * size] for c in hand])))
         taken[hand] += 1
@@ -114,7 +133,14 @@ def _natural(ids: Any = None) -> Split:
     return by_ids(ids)
 
 
-PARTITIONS.factories |= {"shards": shards, "classes": classes, "dirichlet": dirichlet, "iid": iid, "natural": _natural}
+PARTITIONS.factories |= {
+    "shards": shards,
+    "classes": classes,
+    "anchored": anchored,
+    "dirichlet": dirichlet,
+    "iid": iid,
+    "natural": _natural,
+}
 
 
 def _labels(labels: Any, num_clients: int) -> np.ndarray:

@@ -44,7 +44,7 @@ class Study:
     def experiment(self, column: str, algorithm: str, seed: int, scale: float = 1.0) -> Experiment:
         """The run of one cell and seed (counted from 0)."""
         settings = BASE[self.dataset] | {"algorithm": algorithm} | TUNED.get(algorithm, {}) | self.columns[column]
-        return scaled(from_dict(settings | {"seed": self.first_seed + seed}, self.name), scale)
+        return scaled(from_dict(settings | {"seed": self.first_seed + seed}, self.name).resolved(), scale)
 
 
 def scaled(experiment: Experiment, scale: float) -> Experiment:
@@ -203,6 +203,16 @@ STUDIES = {
                 "local rate constant": TEN | {"lr": "constant:0.01", "global_lr": "geometric:0.01,0.95,floor=1e-05"},
             },
             ("fedavg", "mifa", "mimic"),
+            claimed=False,
+        ),
+        Study(
+            "authors",
+            "The settings of the authors' script, Fashion-MNIST",
+            "P = 10 % with `--preset authors`: memory in steps instead of gradients, and class i mod 10 plus a random one for client i.",
+            "fmnist",
+            "P",
+            {"10%": TEN | {"preset": "authors", "partition": "auto"}},
+            published={name: {"10%": row["10%"]} for name, row in published.TABLE_4_FMNIST.items()},
             claimed=False,
         ),
         Study(

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from .._version import __version__
 from ..errors import UsageError
 from ..files import explained, write_text
+from ..metrics.history import History
 from ..paper.choices import CHOICES
 from ..paper.records import Records
 from ..paper.reproduce import Cell
@@ -99,8 +100,8 @@ def _section(study: Study, records: Records, seeds: Sequence[int], verdicts: Seq
     rows = [(title(a), [_entry(study, a, c, found, len(seeds)) for c in study.columns]) for a in study.algorithms]
     runs = [run for c in study.columns for a in study.algorithms for run in Cell(study, c, a).found(records, seeds)]
     whole = len(study.columns) * len(study.algorithms) * len(seeds)
-    made = sorted({str(run.environment.get("gpu") or run.environment.get("processor") or "?") for run in runs})
-    gpu = any(run.environment.get("gpu") and str(run.config.get("device", "")).startswith("cuda") for run in runs)
+    gpu = any(_on_gpu(run) for run in runs)
+    made = sorted({str(run.environment.get("gpu" if _on_gpu(run) else "processor") or "?") for run in runs})
     return Section(
         study,
         rows,
@@ -110,6 +111,10 @@ def _section(study: Study, records: Records, seeds: Sequence[int], verdicts: Seq
         [v for v in verdicts if v.study == study.name],
         draw(study, records, seeds),
     )
+
+
+def _on_gpu(run: History) -> bool:
+    return str(run.config.get("device", "")).startswith("cuda")
 
 
 def _entry(study: Study, algorithm: str, column: str, found: dict[tuple[str, str], Value | None], seeds: int) -> Entry:
