@@ -101,7 +101,7 @@ def test_pieces_of_large_models_are_one_seed_of_one_column():
 
 def test_on_a_gpu_the_lanes_are_fixed():
     e = STUDIES["table-3"].experiment("20", "mimic", 0)
-    assert placed(e, {"device": "cuda"}).engine == "batched:112:compiled"
+    assert placed(e, {"device": "cuda"}).engine == "batched:160:compiled"
     assert placed(e, {"device": "cuda", "engine": "plain"}).engine == "plain"
     assert placed(e, {}).engine == "auto"
     assert placed(e, {"device": "cuda"}).id == e.id

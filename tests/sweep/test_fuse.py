@@ -2,11 +2,14 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
 import mimicfl as mf
 from mimicfl import runner
+from mimicfl.config import Experiment
+from mimicfl.engine.drive import fitting
 from mimicfl.metrics.store import RunFolder
 from mimicfl.sweep import carry_out
 from mimicfl.sweep.fuse import groups
@@ -108,3 +111,35 @@ def test_diagnosed_runs_keep_their_figures_in_company():
                 theirs["diagnosis"][key] for key in ("E", "grad2", "gamma")
             ]
     assert any("diagnosis" in row for row in found["a"].rows)
+
+
+class Waiting:
+    """As much of a run as the choice of who advances looks at."""
+
+    def __init__(self, clients, left):
+        self.available, self.t, self.rounds = np.ones((left, clients), dtype=bool), 0, left
+
+
+def test_runs_that_fill_the_lanes_advance():
+    runs = [Waiting(clients, left) for clients, left in ((3, 9), (9, 9), (3, 5), (15, 9), (3, 9))]
+    assert fitting(runs, None) == runs
+    assert fitting(runs, 33) == runs  # all fit
+    chosen = fitting(runs, 30)  # 33 clients would need two turns, the second for three of them
+    assert sum(run.available.shape[1] for run in chosen) == 30
+    assert runs[2] not in chosen  # the one with the fewest rounds left can wait
+    assert len(fitting([Waiting(20, 5)], 15)) == 1  # a run too large for one turn takes two
+    assert len(fitting([Waiting(9, 5) for _ in range(5)], 15)) == 5  # 45 clients are three full turns: better than nine of fifteen
+
+
+@pytest.mark.parametrize("lanes", [2, 5])
+def test_runs_with_fixed_lanes_end_as_they_do_alone_to_the_bit(lanes):
+    """Which runs advance together follows from the lanes; the numbers do not."""
+    plan = {
+        f"{a}-{s}-{p}": Experiment(rounds=4, epochs=1, algorithm=a, seed=s, availability=f"time-varying:{p}", engine=f"batched:{lanes}")
+        for a in ("mimic", "scaffold")
+        for s in (0, 1)
+        for p in (0.1, 0.2)
+    }
+    together = carry_out(plan)
+    for name, e in plan.items():
+        assert torch.equal(together[name].params, carry_out({name: e})[name].params)

@@ -48,6 +48,11 @@ class Cohort(Protocol):
     name: str
     label: str  # what a checkpoint keeps of it
 
+    @property
+    def room(self) -> int | None:
+        """How many clients train side by side, where more would wait for a second turn; None: it makes no difference."""
+        ...
+
     def train(self, asks: Sequence[Ask]) -> list[Answers]: ...
 
     def like(self, model: nn.Module) -> "Cohort":
@@ -61,6 +66,7 @@ class PlainCohort:
     """Trains the clients in turn, in one resident copy of the model."""
 
     name = label = "plain"
+    room = None
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
         self.clients, self.loss = clients, loss

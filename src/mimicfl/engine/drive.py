@@ -15,19 +15,20 @@ Watch = Callable[[Run, Row], None]
 
 
 def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> dict[Run, History | Diverged]:
-    """Every run to its end, a round of each at a time; a run that is through, or that diverged, leaves the others alone."""
+    """Every run to its end, round by round; a run that is through, or that diverged, leaves the others alone."""
     failed: dict[Run, Diverged] = {}
     ends: dict[Run, History] = {}
     with exact(runs[0].precision):
         while live := [run for run in runs if run not in ends and run not in failed]:
-            asked = [(run, run.ask()) for run in live]  # w_t and the task go to S_t
+            now = fitting(live, cohort.room)
+            asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
             trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
             answers = dict(zip([run for run, _ in busy], trained, strict=True))
             for run, ask in busy:
                 with _noted(failed, run):
                     run.tell(ask, answers[run])  # g_i come back; v_t, c_i and w_{t+1} follow
-            _test([run for run in live if run.due and run.score is None and run not in failed], cohort)
+            _test([run for run in now if run.due and run.score is None and run not in failed], cohort)
             for run, sent in asked:
                 if run in failed:
                     continue
@@ -40,6 +41,28 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> di
                     if run.t == run.rounds:
                         ends[run] = run.history()
     return {**ends, **failed}
+
+
+def fitting(live: Sequence[Run], room: int | None) -> list[Run]:
+    """The runs to advance by a round: all of them, or those whose clients fill the cohort's lanes best.
+
+    Runs do not wait for each other. If all always advanced together, the last turn of every round would be mostly empty lanes.
+    """
+    jobs = {run: int(run.available[run.t].sum()) for run in live}
+    total = sum(jobs.values())
+    if room is None or total <= room:
+        return list(live)
+    order = sorted(live, key=lambda run: run.t - run.rounds)  # those with most rounds left first, so that all end together
+    best, fullest = list(live), total / (-(-total // room) * room)
+    for turns in range(total // room, 0, -1):
+        chosen, free = [], turns * room
+        for run in order:
+            if jobs[run] <= free:
+                chosen.append(run)
+                free -= jobs[run]
+        if chosen and 1 - free / (turns * room) > fullest:
+            best, fullest = chosen, 1 - free / (turns * room)
+    return best
 
 
 def _test(due: list[Run], cohort: Cohort) -> None:

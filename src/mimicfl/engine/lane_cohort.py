@@ -31,6 +31,10 @@ class LaneCohort(ABC):
         """What a resumed run needs to know to end bit-equal."""
         return f"{self.name}:{self.width}" + ":compiled" * self.compiled
 
+    @property
+    def room(self) -> int:
+        return self.width
+
     def prepare(self, needs: Needs) -> None:
         """Build for jobs of this size from the first: building again would take as long."""
         self.needs = needs

@@ -31,6 +31,7 @@ class WorkersCohort:
     """Trains clients as the plain cohort does, several at a time."""
 
     name = label = "workers"
+    room = None
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, workers: int = 0) -> None:
         self.workers = workers or torch.get_num_threads()

@@ -18,7 +18,7 @@ from .records import Records, keep, short
 from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
-GPU_ENGINES = {"fmnist": "batched:112:compiled", "cifar10": "streams:15:compiled"}
+GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,7 @@ class NativeCohort:
     """Trains the clients of a round in compiled code, those of several runs side by side."""
 
     name = label = "native"
+    room = None
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, flags: tuple[str, ...] = ()) -> None:
         if clients.device.type != "cpu":
