@@ -22,6 +22,7 @@ from mimicfl.engine.support import Unsupported
 from mimicfl.engine.workers import WorkersCohort
 from mimicfl.local.losses import as_loss
 from mimicfl.params import flatten
+from mimicfl.sweep import carry_out
 
 from .models import Moody, accuracy_with_dropout
 
@@ -348,6 +349,16 @@ class TestOnAGpu:
         answers = [kind(model, clients, loss, lanes=4, compiled=c).train(asks) for c in (False, True)]
         for mine, true in zip(*answers, strict=True):
             assert float((mine.g - true.g).norm() / true.g.norm()) < 1e-2
+
+    @pytest.mark.parametrize("engine", ["batched:5:compiled", "streams:5:compiled"])
+    def test_with_fixed_lanes_company_changes_no_bit(self, engine):
+        """The same run alone, and beside others of other algorithms: this is what makes a recorded number come again."""
+        plan = {
+            a: mf.Experiment(model="mlp:20", rounds=3, epochs=1, algorithm=a, availability="time-varying:0.2", device="cuda", engine=engine)
+            for a in ("mimic", "scaffold", "fedprox:mu=0.1")
+        }
+        together = carry_out(plan)
+        assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
 
     def test_auto_says_which_and_why(self, monkeypatch, digits):
         monkeypatch.delenv("MIMICFL_ENGINE")

@@ -31,7 +31,6 @@ def test_records_hold_what_the_runs_gave(tiny, made, tmp_path):
         assert from_dict(kept.config).id == e.id
         assert kept.environment["engine"] == "plain"
         assert kept.environment["torch"]
-        assert kept.environment["seconds"] >= 0
     assert all(file.stat().st_size < 10_000 for file in (tmp_path / "records").iterdir())
 
 

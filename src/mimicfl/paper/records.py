@@ -29,7 +29,6 @@ def keep(folder: RunFolder, into: Path) -> Path:
         "format": FORMAT,
         "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, [])},
         "environment": folder.environment() | {"engine": facts.get("engine", "")},
-        "seconds": round(sum(float(row.get("seconds") or 0.0) for row in rows), 1),
         "rows": {name: [short(name, row.get(name)) for row in rows] for name in COLUMNS},
     }
     target = into / f"{experiment.name}.json"
@@ -51,7 +50,7 @@ def read(file: Path) -> History:
             raise ValueError(f"its format is {record['format']!r}")
         columns = {name: list(record["rows"][name]) for name in COLUMNS}
         rows: list[Row] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        settings, made = dict(record["settings"]), dict(record["environment"]) | {"seconds": float(record["seconds"])}
+        settings, made = dict(record["settings"]), dict(record["environment"])
         if not rows or not all(isinstance(row["round"], int) and isinstance(row["uploads"], int) for row in rows):
             raise ValueError("it has no whole rows")
     except (OSError, ValueError, KeyError, TypeError) as error:
