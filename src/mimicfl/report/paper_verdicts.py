@@ -29,10 +29,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Value:
-    """Final accuracies of a cell, in percent, and how much its curves still shake."""
+    """Final accuracies of a cell by seed, in percent, and how much its curves still shake."""
 
-    finals: list[float]
+    by_seed: dict[int, float]
     swing: float
+
+    @property
+    def finals(self) -> list[float]:
+        return list(self.by_seed.values())
 
     @property
     def mean(self) -> float:
@@ -45,7 +49,17 @@ class Value:
     @property
     def error(self) -> float:
         """The standard error of the mean; of one seed nothing is known."""
-        return math.inf if self.std is None else self.std / math.sqrt(len(self.finals))
+        return standard_error(self.finals)
+
+    def lead(self, other: "Value") -> tuple[float, float]:
+        """How far ahead, and the standard error of that, seed by seed: both share a seed's split, schedule and first model."""
+        pairs = [self.by_seed[seed] - other.by_seed[seed] for seed in self.by_seed if seed in other.by_seed]
+        return self.mean - other.mean, standard_error(pairs)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    std = mean_std(values)[1]
+    return math.inf if std is None else std / math.sqrt(len(values))
 
 
 def runs_of(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Group | None:
@@ -58,7 +72,8 @@ def value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0
     group = runs_of(cell, records, seeds, scale)
     if group is None:
         return None
-    return Value([100 * final for final in group.finals("test_accuracy")], 100 * (group.swing("test_accuracy") or 0.0))
+    finals = {int(run.config["seed"]): 100 * float(run.last("test_accuracy")) for run in group.runs}
+    return Value(finals, 100 * (group.swing("test_accuracy") or 0.0))
 
 
 def judge(records: Records, seeds: Sequence[int]) -> list[Verdict]:
@@ -92,10 +107,10 @@ def _first(study: Study, look: Look) -> Iterator[Verdict]:
             continue
         ours = found.pop("mimic")
         second = max(found, key=lambda a: found[a].mean)
-        lead, error = ours.mean - found[second].mean, math.hypot(ours.error, found[second].error)
+        lead, error = ours.lead(found[second])
         outcome = TIE if abs(lead) <= error else YES if lead > 0 else NO
-        spread = f"standard error of the difference {error:.1f}" if math.isfinite(error) else "one seed: chance is not known"
-        text = f"{'+' if lead >= 0 else '−'}{abs(lead):.1f} points against {TITLES[second]}, the best of the others ({spread})"
+        spread = f"standard error {error:.1f}, seed by seed" if math.isfinite(error) else "one seed: chance is not known"
+        text = f"{'+' if lead >= 0 else '−'}{abs(lead):.1f} points against {TITLES[second]} (the best of the others; {spread})"
         yield Verdict(FIRST, where, outcome, text + _published_lead(study, column), study.name)
 
 
