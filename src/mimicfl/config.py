@@ -19,6 +19,7 @@ from .errors import UsageError, nearest, one_of, whole
 from .registry import parse
 
 ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
+MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
 # Settings that say how or where a run is made, not what it is.
 BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
@@ -118,8 +119,9 @@ class Experiment:
         return dataclasses.replace(self, **changes)
 
     def _authors(self, lr: str) -> dict[str, Any]:
-        """Memory in eta*g units, rates that stop falling at 1e-5, and a class of its own for every tenth client."""
-        changes = {} if self.partition != "auto" else {"partition": "anchored"}
+        """Memory in eta*g units, rates that stop falling at 1e-5, and the script's split where the clients are not given."""
+        usual = (FALLBACK | CUSTOMARY.get(parse(self.dataset)[0], {}))["partition"]
+        changes = {"partition": "anchored"} if self.partition == "auto" and usual != "natural" else {}
         if parse(self.algorithm)[0] in ("mimic", "mifa") and "memory" not in self.algorithm:
             changes["algorithm"] = self.algorithm + ("," if ":" in self.algorithm else ":") + "memory=step"
         for name, rate in (("lr", lr), ("global_lr", str(self.global_lr))):
@@ -149,8 +151,11 @@ def engine_parts(engine: str) -> tuple[str, int, bool]:
     name, *details = engine.split(":")
     one_of("engine", name, ENGINES)
     lanes, compiled = details[0] if details else "0", details[1:]
-    if details and (name not in ("batched", "streams") or not lanes.isdigit() or int(lanes) < 1 or compiled not in ([], ["compiled"])):
-        raise UsageError(f"engine {engine!r} cannot be read: batched and streams take lanes, as in batched:128 or batched:128:compiled")
+    if details and (
+        name not in MOST_LANES or not lanes.isdecimal() or not 1 <= int(lanes) <= MOST_LANES[name] or compiled not in ([], ["compiled"])
+    ):
+        most = " and ".join(f"{engine} up to {most}" for engine, most in MOST_LANES.items())
+        raise UsageError(f"engine {engine!r} cannot be read: lanes and the compiler are asked for as in batched:128:compiled ({most})")
     return name, int(lanes), bool(compiled)
 
 

@@ -25,7 +25,7 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert "6 of 9" in out
     assert "FedAvg 1, SCAFFOLD 1, MimiC 1" in out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
-    assert "2 of 2 runs end at the recorded number" in capsys.readouterr().out
+    assert "2 of 2 runs are the same in every round" in capsys.readouterr().out
     assert call("report", "--paper") == 0
     assert "Table 0, digits" in Path("docs/reproduce.md").read_text()
     assert "Table 0, digits" in Path("runs/paper/report.html").read_text()

@@ -1,8 +1,10 @@
 """From a study to records and back: nothing is run twice, nothing is lost, and what is recorded is what happened."""
 
+import dataclasses
 import json
 
 import pytest
+import torch
 
 from mimicfl.config import from_dict
 from mimicfl.errors import UsageError
@@ -16,7 +18,7 @@ from mimicfl.paper.studies import STUDIES
 @pytest.fixture
 def made(tiny, tmp_path):
     plan = plan_of(list(cells([tiny])), [0, 1], 1.0, {})
-    assert reproduce(plan, tmp_path / "runs", tmp_path / "records") == 0
+    assert reproduce(plan, tmp_path / "runs", tmp_path / "records") == (0, [])
     return plan
 
 
@@ -41,7 +43,7 @@ def test_what_is_recorded_is_not_run_again(tiny, made, tmp_path):
     one.unlink()
     left = missing(made, read_all(tmp_path / "records"))
     assert [e.id for e in left.values()] == [from_dict(lost).id]
-    assert reproduce(left, tmp_path / "runs", tmp_path / "records") == 0  # its folder is there: only recorded anew
+    assert reproduce(left, tmp_path / "runs", tmp_path / "records") == (0, [])  # its folder is there: only recorded anew
     assert one.exists()
 
 
@@ -55,8 +57,8 @@ def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         reproduce(plan, tmp_path / "runs", tmp_path / "records", progress=stop)
     before = read_all(tmp_path / "records")
-    assert {h.config["algorithm"] for h in before.values()} <= {"scaffold"}
-    assert reproduce(missing(plan, before), tmp_path / "runs", tmp_path / "records") == 0
+    assert {h.config["algorithm"] for h in before.values()} == {"scaffold"}
+    assert reproduce(missing(plan, before), tmp_path / "runs", tmp_path / "records") == (0, [])
     alone = plan_of(list(cells([tiny])), [0], 1.0, {})
     reproduce(alone, tmp_path / "other", tmp_path / "other-records")
     after, whole = read_all(tmp_path / "records"), read_all(tmp_path / "other-records")
@@ -65,7 +67,7 @@ def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
 
 def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):
     plan = plan_of(list(cells([tiny])), [0], 1.0, {})
-    assert reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes=0) == len(plan)
+    assert reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes=0) == (len(plan), [])
     assert not (tmp_path / "runs").exists()
 
 
@@ -75,7 +77,8 @@ def test_again_gives_the_same_numbers(tiny, made, tmp_path):
     reproduce(some, tmp_path / "again", None)
     pairs = compare_with_records(some, tmp_path / "again", known)
     assert len(pairs) == 4
-    assert all(before == now for _, before, now in pairs)
+    assert all(run.before == run.now for run in pairs)
+    assert len(pairs[0].now) == 6
 
 
 def test_cells_by_name(tiny):
@@ -98,9 +101,12 @@ def test_pieces_of_large_models_are_one_seed_of_one_column():
     assert len(pieces(small)) == 1
 
 
-def test_on_a_gpu_the_lanes_are_fixed():
+def test_on_a_gpu_the_lanes_are_fixed(monkeypatch):
     e = STUDIES["table-3"].experiment("20", "mimic", 0)
-    assert placed(e, {"device": "cuda"}).engine == "batched:160:compiled"
+    monkeypatch.setattr("mimicfl.paper.reproduce.pick_device", lambda name: torch.device("cuda" if name == "auto" else name))
+    for device in ("cuda", "auto"):
+        assert placed(e, {"device": device}).engine == "batched:160:compiled"
+        assert placed(e, {"device": device}).device == "cuda"
     assert placed(e, {"device": "cuda", "engine": "plain"}).engine == "plain"
     assert placed(e, {}).engine == "auto"
     assert placed(e, {"device": "cuda"}).id == e.id
@@ -111,6 +117,38 @@ def test_a_damaged_record_is_named(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UsageError, match=r"bad\.json is not a record"):
         read_all(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"num_clients": "x"}, {"colour": "red"}])
+def test_a_record_with_wrong_settings_is_named(tiny, made, tmp_path, change):
+    file = next((tmp_path / "records").iterdir())
+    record = json.loads(file.read_text())
+    record["settings"] |= change
+    file.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"{file.name} is not a record"):
+        read(file)
+
+
+def test_a_run_that_diverges_does_not_hide_the_others(tiny, tmp_path):
+    plan = plan_of(list(cells([tiny], ["50%"])), [0], 1.0, {})
+    wild = next(name for name, e in plan.items() if e.algorithm == "mimic")
+    plan[wild] = dataclasses.replace(plan[wild], lr="constant:1e30")
+    left, failures = reproduce(plan, tmp_path / "runs", tmp_path / "records")
+    assert left == 1
+    assert "diverged" in failures[0]
+    assert len(read_all(tmp_path / "records")) == 2
+
+
+def test_what_cannot_work_is_said_before_anything_is_trained(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    plan = plan_of(list(cells([tiny])), [0], 1.0, {})
+    with pytest.raises(UsageError, match="is a file"):
+        reproduce(plan, tmp_path / "runs", tmp_path / "file")
+    with pytest.raises(UsageError, match="--minutes"):
+        reproduce(plan, tmp_path / "runs", None, minutes=-1)
+    with pytest.raises(UsageError, match="nothing is asked for"):
+        plan_of(list(cells([tiny])), [], 1.0, {})
+    assert not (tmp_path / "runs").exists()
 
 
 def test_torn_columns_are_refused(tiny, made, tmp_path):

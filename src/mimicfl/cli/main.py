@@ -84,7 +84,12 @@ def parser() -> Parser:
     p.add_argument("--columns", nargs="+", help="only these columns of the tables", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="only these algorithms", metavar="NAME")
     p.add_argument("--scale", type=float, help="fewer rounds and local epochs by this factor; shown, not recorded", metavar="X")
-    p.add_argument("--minutes", type=float, help="begin no further piece after so many minutes", metavar="M")
+    p.add_argument(
+        "--minutes",
+        type=float,
+        help="begin no further piece after so many minutes (a piece: all of Fashion-MNIST, or one seed and column of CIFAR-10)",
+        metavar="M",
+    )
     p.add_argument("--again", action="store_true", help="make recorded runs once more and compare the numbers")
     p.add_argument("--records", help="where the records are (default records/paper)", metavar="DIR")
     p.add_argument("--out", help="folder for the runs (default runs/paper)", metavar="DIR")

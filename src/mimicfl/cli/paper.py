@@ -7,12 +7,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import UsageError
+from ..errors import Diverged, UsageError
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, cells, collect, compare_with_records, missing, plan_of, reproduce
 from ..paper.studies import STUDIES, Study, find
-from ..report.paper import build, cell_value, published_text
-from ..report.summary import show, title
+from ..report.paper import build, cell_text, published_text
+from ..report.summary import title
 from ..sweep.fuse import Plan
 from .options import given
 from .progress import Reporter
@@ -38,7 +38,9 @@ def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], se
     scale = 1.0 if arguments.scale is None else arguments.scale
     plan = plan_of(wanted, seeds, scale, given(arguments))
     if arguments.again:
-        _again(console, plan, records)
+        if scale != 1.0:
+            raise UsageError("--again makes recorded runs once more, and scaled ones are not recorded: leave --scale out")
+        _again(arguments, console, plan, records)
     elif scale == 1.0:
         _missing(arguments, console, wanted, seeds, plan, records)
     else:
@@ -46,14 +48,15 @@ def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], se
 
 
 def _quick_look(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, scale: float) -> None:
-    out = arguments.folder = Path(arguments.out or f"runs/paper-x{scale:g}")
+    out = Path(arguments.out or f"runs/paper-x{scale:g}")
     with Reporter(console, runs=len(plan)) as progress:
         progress.notice(f"{len(plan)} runs at scale {scale:g} into {out}: a quick look, not the paper's setting, and not recorded")
-        reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
+        left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
     with tempfile.TemporaryDirectory() as folder:
         collect(plan, out, Path(folder))
         found = read_all(Path(folder))
     _print_all(console, wanted, found, seeds, scale)
+    _end(console, left, failures)
 
 
 def report(arguments: argparse.Namespace, console: Console) -> None:
@@ -67,32 +70,39 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, records: Path) -> None:
-    out = arguments.folder = Path(arguments.out or "runs/paper")
+    out = Path(arguments.out or "runs/paper")
     todo = missing(plan, read_all(records))
     with Reporter(console, runs=len(todo)) as progress:
         progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
-        left = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
+        left, failures = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
     _print_all(console, wanted, read_all(records), seeds)
+    console.print(f"records  {records}; the page of all of them: mimicfl report --paper", soft_wrap=True)
+    _end(console, left, failures)
+
+
+def _end(console: Console, left: int, failures: list[str]) -> None:
+    if failures:
+        raise Diverged("; ".join(failures))
     if left:
         console.print(f"{left} runs are left: give the same command again")
-    console.print(f"records  {records}; the page of all of them: mimicfl report --paper", soft_wrap=True)
 
 
-def _again(console: Console, plan: Plan, records: Path) -> None:
+def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records: Path) -> None:
     """Make recorded runs once more, elsewhere, and compare."""
-    known = read_all(records)
+    known, out = read_all(records), Path(arguments.out or "runs/paper-again")
     plan = {name: e for name, e in plan.items() if e.id in known}
     if not plan:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
-    with tempfile.TemporaryDirectory() as folder, Reporter(console, runs=len(plan)) as progress:
-        progress.notice(f"{len(plan)} recorded runs once more")
-        reproduce(plan, Path(folder), None, None, progress, progress.notice)
-        pairs = compare_with_records(plan, Path(folder), known)
-    for name, before, now in pairs:
-        said = "the same" if before == now else f"{100 * (now - before):+.2f} points"
-        console.print(f"{name}: recorded {100 * before:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
-    same = sum(before == now for _, before, now in pairs)
-    console.print(f"{same} of {len(pairs)} runs end at the recorded number")
+    with Reporter(console, runs=len(plan)) as progress:
+        progress.notice(f"{len(plan)} recorded runs once more, into {out}")
+        left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
+    pairs = compare_with_records(plan, out, known)
+    for run in pairs:
+        ends = f"recorded {100 * run.before[-1]:.2f} %, now {100 * run.now[-1]:.2f} %"
+        said = "every round the same" if run.before == run.now else f"{100 * (run.now[-1] - run.before[-1]):+.2f} points"
+        console.print(f"{run.name}: {ends}: {said}", soft_wrap=True)
+    console.print(f"{sum(run.before == run.now for run in pairs)} of {len(pairs)} runs are the same in every round")
+    _end(console, left, failures)
 
 
 def _list(console: Console) -> None:
@@ -136,7 +146,6 @@ def _print(console: Console, study: Study, wanted: list[Cell], records: Records,
     for algorithm in dict.fromkeys(cell.algorithm for cell in wanted):
         texts = []
         for column in columns:
-            value = cell_value(Cell(study, column, algorithm), records, seeds, scale)
-            texts += [show("test_accuracy", *value) if value else "–", published_text(study, algorithm, column)]
+            texts += [cell_text(Cell(study, column, algorithm), records, seeds, scale), published_text(study, algorithm, column)]
         view.add_row(title(algorithm), *texts)
     console.print(view)

@@ -24,9 +24,9 @@ class Reporter:
 
     def __init__(self, console: Console, runs: int = 1) -> None:
         self.console, self.runs = console, runs
-        self.done: dict[int, tuple[int, int]] = {}  # rounds of each run, and of how many
-        self.first: dict[int, int] = {}
-        self.notes: dict[int, str] = {}
+        self.done: dict[str, tuple[int, int]] = {}  # rounds of each run, and of how many
+        self.first: dict[str, int] = {}
+        self.notes: dict[str, str] = {}
         self.finished = 0
         self.began = self.printed = time.monotonic()
         self.task = TaskID(0)
@@ -42,7 +42,7 @@ class Reporter:
         self.bars.stop()
 
     def __call__(self, experiment: Experiment, row: Row, total: int) -> None:
-        key, rounds = id(experiment), row["round"] + 1
+        key, rounds = experiment.name, row["round"] + 1
         if not self.done:
             self.began = time.monotonic() - float(row.get("seconds") or 0.0)
             self.task = self.bars.add_task("", total=total, note="")
@@ -69,13 +69,13 @@ class Reporter:
 
     def _line(self, experiment: Experiment, ended: bool) -> None:
         self.printed = time.monotonic()
-        rounds, total = self.done[id(experiment)]
+        rounds, total = self.done[experiment.name]
         made = sum(done - self.first[key] for key, (done, _) in self.done.items())
         speed = made / max(self.printed - self.began, 1e-9)
         left = sum(total - done for done, total in self.done.values()) / speed
         which = f"[{self.finished}/{self.runs}] " if self.runs > 1 else ""
         rest = f", {left:.0f} s left" if not ended and left else ""
-        note = self.notes[id(experiment)]
+        note = self.notes[experiment.name]
         self.console.print(f"{which}{self.label(experiment)}: round {rounds}/{total}, {note}, {speed:.1f} rounds/s{rest}", soft_wrap=True)
 
     @staticmethod

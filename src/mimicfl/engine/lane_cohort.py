@@ -32,8 +32,8 @@ class LaneCohort(ABC):
         return f"{self.name}:{self.width}" + ":compiled" * self.compiled
 
     @property
-    def room(self) -> int:
-        return self.width
+    def room(self) -> int | None:
+        return self.width or None  # not known before the first jobs where nobody said
 
     def prepare(self, needs: Needs) -> None:
         """Build for jobs of this size from the first: building again would take as long."""

@@ -23,7 +23,7 @@ from .run import Run
 from .support import TOLERANCE, Unsupported, agree, without_dropout
 
 WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which preparing another engine would only delay the run
-WORTH_COMPILING = 60.0  # seconds of batched training below which the compiler would only delay it
+WORTH_COMPILING = 60.0  # seconds of training in lanes below which the compiler would only delay it
 PLAIN_STEP, PLAIN_FLOPS = {"cpu": 2e-4, "cuda": 2e-3}, {"cpu": 5e9, "cuda": 1e13}  # that estimate: overhead of a step, arithmetic a second
 TRIAL_STEPS = 4
 COMPILE = ("batched", "streams")  # the engines that can use a compiler
@@ -42,7 +42,7 @@ def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
     """A cohort for these runs, and one sentence that says which and why."""
     first = runs[0]
     was = {run.engine for run in runs if run.rows}
-    resumed = engine == "auto" and len(was) == 1 and all(run.rows for run in runs)
+    resumed = engine == "auto" and len(was) == 1  # runs at their first round still join those that have begun
     if engine == "auto":  # a resumed run keeps its engine, to end bit-equal
         engine = was.pop() if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
     plain = PlainCohort(first.template, first.clients, first.loss)
@@ -60,7 +60,10 @@ def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
 def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -> tuple[Cohort, str]:
     try:
         cohort = make(engine, runs)
-        Trial(runs, plain).check(cohort)
+        trial = Trial(runs, plain)
+        trial.check(cohort)
+        if getattr(cohort, "compiled", False):
+            trial.check_compiled(cohort)
     except Unsupported as reason:
         note = "; the run began on another engine, so it will end equal up to rounding only" if resumed else f", so {engine} cannot run it"
         return plain, f"engine plain: {reason}{note}"
@@ -85,6 +88,7 @@ def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort
     if best.name in COMPILE and seconds * took[best] / took[plain] > WORTH_COMPILING:
         with contextlib.suppress(Unsupported):  # what runs may still not compile
             compiled = make(best.name, runs, compiled=True)
+            trial.check_compiled(compiled)
             took[compiled] = trial.of(compiled)
             best = min(best, compiled, key=took.__getitem__)
     if best is plain:
@@ -163,6 +167,11 @@ class Trial:
         if quiet is not None:
             plain, cohort = PlainCohort(quiet, run.clients, run.loss), cohort.like(quiet)
         agree(cohort.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
+
+    def check_compiled(self, cohort: Any) -> None:
+        """What the compiler made against what it was given: both draw the same dropout."""
+        run, ask = self.runs[0], _few_steps(self.runs[0], 2)
+        agree(cohort.train([ask])[0], cohort.like(run.template).train([ask])[0], TOLERANCE[run.precision])
 
     def of(self, cohort: Cohort) -> float:
         """Seconds per client-step."""

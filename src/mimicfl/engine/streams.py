@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from ..config import MOST_LANES
 from ..data.clients import Clients, Holdout
 from ..data.dataset import crop_and_flip
 from ..local.losses import Loss
@@ -31,8 +32,8 @@ class StreamsCohort(LaneCohort):
     """Any module that can be captured in a CUDA graph."""
 
     name = "streams"
-    cannot = "it cannot be captured in a CUDA graph"
-    MOST = 16  # lanes: beyond that nothing is gained, a large model's kernels fill the GPU
+    cannot = "it cannot be captured in a CUDA graph, or compiled"
+    MOST = MOST_LANES["streams"]
 
     def __init__(
         self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
@@ -126,7 +127,7 @@ class Clone:
         lanes, row = self.lanes, self.row
         names = ("k", "steps", "samples", "sizes", "keys", "moves")
         own = {name: held[row] for name in names if (held := getattr(lanes, name)) is not None}
-        pieces, value = self.gradients([p.detach() for p in self.parameters], own, self.cohort.clients.x, self.cohort.clients.y)
+        pieces, value = self.gradients(own, self.cohort.clients.x, self.cohort.clients.y)
         with torch.no_grad():
             self._move(pieces)
             lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
@@ -149,7 +150,7 @@ class Clone:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         return inputs, y[rows], (place < count).to(self.lanes.w.dtype) / count, (own["keys"] + now)[0]
 
-    def _backward(self, params: list[Tensor], own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
+    def _backward(self, own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
         """PyTorch's own backward pass, in this lane's module."""
         for p in self.parameters:
             p.grad = None  # gradients are then handed over instead of added up
@@ -162,8 +163,9 @@ class Clone:
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
         return self.cohort.layout.pieces(found), value.detach()
 
-    def _compiled(self, *arguments: Any) -> tuple[list[Tensor], Tensor]:
+    def _compiled(self, own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:
         """The same as one function of its tensors: traced by the first lane, used by all."""
+        arguments = ([p.detach() for p in self.parameters], own, x, y)
         if self.cohort.shared is None:
             traced = make_fx(lambda *given: self._pure(*given))(*arguments)
             traced.graph.eliminate_dead_code()

@@ -1,4 +1,4 @@
-"""The workers cohort, for any module on a CPU: one process a core, each with one thread, clients handed out as cores get free.
+"""The workers cohort, for any module on a CPU: about one process a core, each with one thread, clients handed out as cores get free.
 
 A round forks: the children see models, data and tasks where they lie, without a copy, and write their answers into memory they
 share with the parent. Nothing is sent but a job's number down a pipe, so nothing has to be packed, and a child that dies takes
@@ -24,7 +24,6 @@ from .cohort import Answers, Ask, PlainCohort
 from .support import Unsupported
 
 JOB = struct.Struct("<i")
-FEW = 4  # clients a core
 
 
 class WorkersCohort:
@@ -72,8 +71,9 @@ class WorkersCohort:
         return [answer.collected() for answer in answers]
 
     def processes(self, jobs: int) -> int:
-        """As many as cores; for few clients one each, so that the system shares the cores out and none idles beside the last client."""
-        return jobs if jobs <= FEW * self.workers else self.workers
+        """As many as cores, or up to about twice as many where the system, sharing the cores out, then leaves none idle at the end."""
+        tried = range(min(jobs, self.workers), min(jobs, 2 * self.workers + 1) + 1)
+        return min(tried, key=lambda p: -(-jobs // p) * max(p, self.workers))
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """No faster way to the outputs than the module itself, with all threads."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..config import from_dict
+from ..config import BESIDE_THE_POINT, from_dict
 from ..errors import UsageError
 from ..files import explained, write_text
 from ..metrics.history import History, Row
@@ -14,6 +14,7 @@ from ..metrics.store import RunFolder
 
 FORMAT = "mimicfl-record-1"
 COLUMNS = {"round": None, "active": None, "uploads": None, "bytes_up": None, "train_loss": 6, "test_loss": 6, "test_accuracy": 6}  # digits
+LEFT_OUT = set(BESIDE_THE_POINT) - {"device", "engine"}  # how a run was kept, and paths of one machine
 Records = dict[str, History]  # by the id of the experiment
 
 
@@ -27,20 +28,27 @@ def keep(folder: RunFolder, into: Path) -> Path:
     experiment = from_dict(folder.config, str(folder.path))
     record = {
         "format": FORMAT,
-        "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, [])},
+        "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, []) and key not in LEFT_OUT},
         "environment": folder.environment() | {"engine": facts.get("engine", "")},
         "rows": {name: [short(name, row.get(name)) for row in rows] for name in COLUMNS},
     }
-    target = into / f"{experiment.name}.json"
-    with explained(into):
-        into.mkdir(parents=True, exist_ok=True)
+    target = prepare(into) / f"{experiment.name}.json"
     write_text(target, _lines(record))
     return target
 
 
+def prepare(folder: Path) -> Path:
+    """The folder for records, made; better refused before the training than after it."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give a folder for the records")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def read_all(folder: Path) -> Records:
-    """Every record below a folder."""
-    return {from_dict(h.config, "a record").id: h for h in map(read, sorted(folder.glob("**/*.json")))}
+    """Every record in a folder."""
+    return {from_dict(h.config).id: h for h in map(read, sorted(folder.glob("*.json")))}
 
 
 def read(file: Path) -> History:
@@ -53,9 +61,12 @@ def read(file: Path) -> History:
         settings, made = dict(record["settings"]), dict(record["environment"])
         if not rows or not all(isinstance(row["round"], int) and isinstance(row["uploads"], int) for row in rows):
             raise ValueError("it has no whole rows")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} is not a record of a run ({error}): delete it, or get it again") from None
-    return History(rows, torch.empty(0), int(settings.get("num_clients", 0)), config=settings, environment=made)
+        if not all(isinstance(row["test_accuracy"], float | None) for row in rows) or rows[-1]["test_accuracy"] is None:
+            raise ValueError("it has no final accuracy")
+        clients = from_dict(settings, "its settings").num_clients
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a UsageError is a ValueError
+        raise UsageError(f"{file} is not a record of a run ({error}): give the folder that holds the records and nothing else") from None
+    return History(rows, torch.empty(0), clients, config=settings, environment=made)
 
 
 def short(column: str, value: Any) -> Any:

@@ -9,12 +9,13 @@ from typing import Any
 
 from .. import runner
 from ..config import Experiment
-from ..errors import Diverged, UsageError, nearest
+from ..engine.checks import pick_device
+from ..errors import Diverged, UsageError, nearest, number
 from ..metrics.history import History
 from ..metrics.store import RunFolder
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
-from .records import Records, keep, short
+from .records import Records, keep, prepare, short
 from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
@@ -23,7 +24,7 @@ GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled
 
 @dataclass(frozen=True)
 class Cell:
-    """Some seeds of one algorithm in one column of a study."""
+    """One algorithm in one column of a study."""
 
     study: Study
     column: str
@@ -50,13 +51,16 @@ def cells(studies: Sequence[Study], columns: Sequence[str] = (), algorithms: Seq
 def plan_of(wanted: Sequence[Cell], seeds: Sequence[int], scale: float, settings: dict[str, Any]) -> Plan:
     """Every run once, however many cells show it, under its own name."""
     runs = [cell.study.experiment(cell.column, cell.algorithm, seed, scale) for cell in wanted for seed in seeds]
+    if not runs:
+        raise UsageError("nothing is asked for: no column, algorithm or seed is left")
     return {e.name: placed(e, settings) for e in runs}
 
 
 def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
     """The same run on the device asked for."""
-    engine = GPU_ENGINES.get(experiment.dataset) if str(settings.get("device", "")).startswith("cuda") else None
-    return dataclasses.replace(experiment, **({"engine": engine} if engine else {}) | settings)
+    device = pick_device(str(settings.get("device", experiment.device)))
+    engine = {"engine": GPU_ENGINES[experiment.dataset]} if device.type == "cuda" and experiment.dataset in GPU_ENGINES else {}
+    return dataclasses.replace(experiment, **engine | settings | {"device": str(device)})
 
 
 def pieces(plan: Plan) -> list[Plan]:
@@ -75,11 +79,18 @@ def reproduce(
     minutes: float | None = None,
     progress: runner.Reporter | None = None,
     notice: Notice | None = None,
-) -> int:
-    """Carry the plan out and record what is finished, also when stopped in between; returns how many runs are left.
+) -> tuple[int, list[str]]:
+    """Carry the plan out and record what is finished, also when stopped in between.
 
-    After `minutes` no new piece is begun. Without `records` nothing is recorded (scaled runs are not the paper's).
+    Returns how many runs are left, and a sentence for each piece in which runs diverged. After `minutes` no new piece is begun.
+    Without `records` nothing is recorded (scaled runs are not the paper's).
     """
+    if minutes is not None:
+        number("--minutes", minutes, low=0)
+    if records is not None:
+        prepare(records)
+    for e in {e.dataset: e for e in plan.values()}.values():
+        runner.settle(e)  # a dataset that is missing is better found out now than in an hour
     began, failures, left = time.monotonic(), [], len(plan)
     for piece in pieces(plan):
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
@@ -90,9 +101,7 @@ def reproduce(
             failures.append(str(error))
         finally:
             left -= collect(piece, out, records)
-    if failures:
-        raise Diverged("; ".join(failures))
-    return left
+    return left, failures
 
 
 def collect(plan: Plan, out: Path, records: Path | None) -> int:
@@ -109,12 +118,21 @@ def missing(plan: Plan, records: Records) -> Plan:
     return {name: e for name, e in plan.items() if e.id not in records}
 
 
-def compare_with_records(plan: Plan, out: Path, records: Records) -> list[tuple[str, float, float]]:
-    """Name, recorded and new final accuracy of every run that is both recorded and made again."""
+@dataclass(frozen=True)
+class Again:
+    """A recorded run made once more."""
+
+    name: str
+    before: list[float]  # test accuracies, as recorded
+    now: list[float]
+
+
+def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]:
+    """Every run that is both recorded and made again."""
     found = []
     for name, e in plan.items():
-        before = records.get(e.id)
-        if before is not None and (out / name / "final.safetensors").exists():
-            rows = RunFolder(out / name).rows()
-            found.append((name, float(before.last("test_accuracy")), float(short("test_accuracy", rows[-1]["test_accuracy"]))))
+        if (before := records.get(e.id)) is not None and (out / name / "final.safetensors").exists():
+            rows = [[row["test_accuracy"] for row in rows] for rows in (before.rows, RunFolder(out / name).rows())]
+            old, new = ([float(short("test_accuracy", a)) for a in curve if a is not None] for curve in rows)
+            found.append(Again(name, old, new))
     return found

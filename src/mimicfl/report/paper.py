@@ -84,10 +84,9 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return text + (f" {waiting} of {len(verdicts)} claims wait for runs." if waiting else "")
 
 
-def cell_value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> tuple[float, float | None] | None:
-    """Mean and standard deviation as fractions."""
+def cell_text(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> str:
     found = value(cell, records, seeds, scale)
-    return None if found is None else (found.mean / 100, None if found.std is None else found.std / 100)
+    return "–" if found is None else _ours(found, len(seeds))
 
 
 def published_text(study: Study, algorithm: str, column: str) -> str:
@@ -130,7 +129,7 @@ def _entry(study: Study, algorithm: str, column: str, found: dict[tuple[str, str
 
 def _ours(own: Value, seeds: int) -> str:
     """Mean and spread; a cell that lacks seeds says how many it has."""
-    few = f" ({len(own.finals)} of {seeds} seeds)" if len(own.finals) < seeds else ""
+    few = f" ({len(own.by_seed)} of {seeds} seeds)" if len(own.by_seed) < seeds else ""
     return f"{own.mean:.2f}" + (f" ± {own.std:.2f}" if own.std is not None else "") + few
 
 

@@ -13,7 +13,7 @@ from ..lanes import Lanes, work_off
 from .program import Program
 from .step import Stack
 
-MODELS_AT_ONCE = 2**17  # test samples times models in one pass
+MODELS, SAMPLES = 8, 2**14  # tested in one pass; always as many, so that a model's outputs do not depend on its company
 
 
 class BatchedCohort(LaneCohort):
@@ -46,5 +46,6 @@ class BatchedCohort(LaneCohort):
     @torch.no_grad()
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor:
         """Test outputs [r, n, ...] of r models [r, d]."""
-        at_once = max(1, MODELS_AT_ONCE // max(1, len(w)))
-        return torch.cat([self.stack.outputs(w, x) for x in samples.x.split(at_once)], dim=1)
+        filled = torch.cat([w, w[-1:].expand(-len(w) % MODELS, -1)])
+        passes = [torch.cat([self.stack.outputs(part, x) for x in samples.x.split(SAMPLES)], dim=1) for part in filled.split(MODELS)]
+        return torch.cat(passes)[: len(w)]
