@@ -178,6 +178,28 @@ class TestDropout:
         assert kept.mean(dim=1).std() == pytest.approx((0.6 * 0.4 / 200) ** 0.5, rel=0.2)  # nor any key
         both = (kept[1:] - 0.6) * (kept[:-1] - 0.6)
         assert abs(both.mean()) < 0.005  # neighbouring keys know nothing of each other
+        for left, right in ((kept[1:, :-1], kept[:-1, 1:]), (kept[1:, 1:], kept[:-1, :-1])):
+            assert abs(((left - 0.6) * (right - 0.6)).mean()) < 0.005  # nor is one the other, moved by a place
+
+    @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
+    def test_in_many_layers(self, kind):
+        """Each layer draws its own, however many there are."""
+        model, clients = problem(nn.Sequential(nn.Flatten(), *[nn.Dropout(0.5) for _ in range(6)], nn.Linear(64, 10)))
+        [one, _] = kind(model, clients, as_loss("cross-entropy"), lanes=2).train(asks_of(model, clients, terms=False))
+        share = (one.g[2, : 64 * 10].view(10, 64).abs().sum(dim=0) > 0).double().mean()
+        assert share < 0.9  # 1/64 of the inputs pass all six; one mask for all would let half of them through in every step
+
+    @pytest.mark.parametrize("dropout", [0.0, 0.4])
+    def test_what_cannot_be_compiled_runs_as_traced(self, digits, monkeypatch, dropout):
+        def broken(traced, **_):
+            raise RuntimeError("no compiler today")
+
+        monkeypatch.setattr(torch, "compile", broken)
+        model = nn.Sequential(nn.Flatten(), nn.Dropout(dropout), nn.Linear(64, 10))
+        said, arguments = [], {**digits, "model": model, "rounds": 2, "availability": "static:0.2"}
+        ours = mf.simulate(**arguments, engine="batched:3:compiled", notice=said.append)
+        assert said == ["engine batched, not compiled: it cannot be stacked (no compiler today)"]
+        assert torch.equal(ours.params, mf.simulate(**arguments, engine="batched:3").params)
 
     def test_trains(self, digits):
         torch.manual_seed(0)
@@ -342,8 +364,9 @@ class TestOnAGpu:
         assert torch.equal(whole.params, mf.simulate(**{**arguments, "engine": "auto"}, out=tmp_path).params)
 
     @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
-    def test_compiled_equals_traced(self, kind):
-        model, clients = problem(MODELS["convolutions"](), "cuda", torch.float32)
+    @pytest.mark.parametrize("last", [nn.Identity, nn.Dropout])
+    def test_compiled_equals_traced(self, kind, last):
+        model, clients = problem(nn.Sequential(*MODELS["convolutions"](), last()), "cuda", torch.float32)
         asks = asks_of(model, clients)
         loss = as_loss("cross-entropy")
         answers = [kind(model, clients, loss, lanes=4, compiled=c).train(asks) for c in (False, True)]

@@ -58,15 +58,19 @@ def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
 
 
 def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -> tuple[Cohort, str]:
+    trial = Trial(runs, plain)
     try:
         cohort = make(engine, runs)
-        trial = Trial(runs, plain)
         trial.check(cohort)
-        if getattr(cohort, "compiled", False):
-            trial.check_compiled(cohort)
     except Unsupported as reason:
         note = "; the run began on another engine, so it will end equal up to rounding only" if resumed else f", so {engine} cannot run it"
         return plain, f"engine plain: {reason}{note}"
+    name, lanes, compiled = engine_parts(engine)
+    if compiled:
+        try:
+            trial.check_compiled(cohort)
+        except Unsupported as reason:  # what was traced still runs, and many times as fast as plain
+            return make(f"{name}:{lanes}", runs), f"engine {name}, not compiled: {reason}"
     return cohort, f"engine {cohort.name}"
 
 
@@ -163,9 +167,9 @@ class Trial:
         """The first clients of the first run, against the plain cohort; dropout aside, which every engine draws in its own way."""
         run, ask = self.runs[0], _few_steps(self.runs[0], 2)
         quiet = without_dropout(run.template)
-        plain = self.plain
-        if quiet is not None:
-            plain, cohort = PlainCohort(quiet, run.clients, run.loss), cohort.like(quiet)
+        plain = self.plain if quiet is None else PlainCohort(quiet, run.clients, run.loss)
+        if quiet is not None or getattr(cohort, "compiled", False):
+            cohort = cohort.like(quiet or run.template)
         agree(cohort.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
 
     def check_compiled(self, cohort: Any) -> None:

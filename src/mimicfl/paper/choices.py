@@ -58,7 +58,8 @@ CHOICES = [
         "FedProx's mu, SCAFFOLD's variant and rate",
         "mu = 0.001, the best of four; option II, the rate of the others",
         "Given nowhere. mu was tuned at P = 10 % on seeds that no table uses (`tune-fedprox`). Table II has one rate for all, and so have "
-        "the tables here; what each algorithm does with other rates is in `tune-scaffold` and `tune-rates`: SCAFFOLD gains from a larger one.",
+        "the tables here; what each algorithm does with other rates is in `tune-scaffold` and `tune-rates`: all gain from a larger one, "
+        "MimiC most.",
     ),
     Choice(
         "Number of trials",

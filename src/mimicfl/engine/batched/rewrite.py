@@ -36,16 +36,29 @@ class Stackable(TorchFunctionMode):
             return x
         self.site += 1
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else x.shape
-        keep = chance(self.key + _SITE * self.site, shape) >= p
+        keep = chance(self.key + _signed(_SITE * self.site), shape) >= p
         return torch.where(keep, x / (1 - p) if p < 1 else torch.zeros_like(x), 0.0)
 
 
 def chance(key: Tensor, shape: Any) -> Tensor:
-    """Uniform numbers in [0, 1) that depend on the key and the place alone: three rounds of multiply and fold."""
-    z = torch.arange(torch.Size(shape).numel(), device=key.device) * _STEP + key
+    """Uniform numbers in [0, 1) that depend on the key and the place alone: three rounds of multiply and fold, of the key first.
+
+    Neighbouring keys must not give neighbouring stretches of one sequence. (The sum comes before the product because the compiler
+    takes a place alone for a small number, which it cannot multiply by a large one.)
+    """
+    z = (torch.arange(torch.Size(shape).numel(), device=key.device) + _folded(key)) * _STEP
+    return (((_folded(z) >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)).view(shape)
+
+
+def _signed(number: int) -> int:
+    """As 64 bits hold it: the products of numbers wrap around, those of Python do not."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _folded(z: Tensor) -> Tensor:
     for _ in range(3):
         z = (z ^ ((z >> 32) & _WORD)) * _MIX
-    return (((z >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)).view(shape)
+    return z
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
