@@ -271,6 +271,16 @@ class TestWorkers:
         loss = as_loss("cross-entropy")
         assert_same(WorkersCohort(model, clients, loss, workers=3).train(asks), PlainCohort(model, clients, loss).train(asks))
 
+    @pytest.mark.parametrize("name", ["convolutions", "groups", "residual"])
+    def test_compiled_layers_equal_plain(self, name):
+        """In float32 small convolutions and pooling are compiled, wherever the model calls them."""
+        model, clients = problem(MODELS[name](), dtype=torch.float32)
+        asks = asks_of(model, clients)
+        loss = as_loss("cross-entropy")
+        cohort = WorkersCohort(model, clients, loss, workers=3)
+        assert "forward" in vars(cohort.plain.work.module)
+        assert_same(cohort.train(asks), PlainCohort(model, clients, loss).train(asks), rtol=1e-4)
+
     @pytest.mark.parametrize("model", [MODELS["mlp"], Viewing])
     def test_equal_plain_to_the_bit_where_the_layout_stays(self, model):
         """Without images, and in a model that only reads its own layout."""

@@ -89,19 +89,22 @@ def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _fetchable(name: str, path: Path | None, fetch: bool) -> Data:
+def _fetchable(name: str, path: Path | None, fetch: bool, standardise: bool) -> Data:
+    """Inputs are standardised per channel, or left between 0 and 1."""
+    if not isinstance(standardise, bool):
+        raise UsageError(f"standardise is true or false, got {standardise!r}")
     facts: dict[str, Any] = {**obtain(name, path, fetch), **FETCHABLE[name].FACTS}
-    return Data(**facts, name=name)
+    return Data(**facts | ({} if standardise else {"mean": (0.0,), "std": (1.0,)}), name=name)
 
 
 @DATASETS.register("fmnist")
-def _fmnist(path: Path | None = None, fetch: bool = True) -> Data:
-    return _fetchable("fmnist", path, fetch)
+def _fmnist(path: Path | None = None, fetch: bool = True, standardise: bool = True) -> Data:
+    return _fetchable("fmnist", path, fetch, standardise)
 
 
 @DATASETS.register("cifar10")
-def _cifar10(path: Path | None = None, fetch: bool = True) -> Data:
-    return _fetchable("cifar10", path, fetch)
+def _cifar10(path: Path | None = None, fetch: bool = True, standardise: bool = True) -> Data:
+    return _fetchable("cifar10", path, fetch, standardise)
 
 
 @DATASETS.register("digits")

@@ -12,7 +12,7 @@ import struct
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..data.clients import Clients, Holdout
 from ..local.losses import Loss
 from .cohort import Answers, Ask, PlainCohort
+from .native.layers import Layers, Quick, quick_layers
 from .support import Unsupported
 
 JOB = struct.Struct("<i")
@@ -42,8 +43,12 @@ class WorkersCohort:
             raise Unsupported("there is only one core")
         self.plain = PlainCohort(model, clients, loss)
         self.clients, self.loss = clients, loss
-        if takes_channels_last(self.plain, clients):
-            self.plain.work.module.register_forward_pre_hook(channels_last)
+        module = self.plain.work.module
+        if layers := quick_layers(copy.deepcopy(module), clients):  # a copy: looking must not move its buffers
+            forward = module.forward
+            module.forward = lambda *inputs: _quickly(layers, forward, inputs)
+        elif takes_channels_last(module, clients):
+            module.register_forward_pre_hook(channels_last)
 
     def like(self, model: nn.Module) -> "WorkersCohort":
         return WorkersCohort(model, self.clients, self.loss, self.workers)
@@ -106,9 +111,13 @@ def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]
     return (last if c > 1 else last.as_strided(x.shape, (h * w, 1, w, 1)), *inputs[1:])  # one channel could be read either way: say which
 
 
-def takes_channels_last(plain: PlainCohort, clients: Clients) -> bool:
+def _quickly(layers: Layers, forward: Callable[..., Any], inputs: tuple[Any, ...]) -> Any:
+    with Quick(layers):
+        return forward(*inputs)
+
+
+def takes_channels_last(module: nn.Module, clients: Clients) -> bool:
     """Are there convolutions of images, and does the model read them in any layout? (`x.view(len(x), -1)` does not.)"""
-    module = plain.work.module
     if clients.x.ndim != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
     quiet = copy.deepcopy(module)  # a trial must not move the buffers

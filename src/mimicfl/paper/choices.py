@@ -52,7 +52,7 @@ CHOICES = [
     Choice(
         "Inputs",
         "standardised; CIFAR-10 with random crops and flips",
-        "Not said; usual, and for CIFAR-10 what the authors' script does.",
+        "Not said; usual, and the crops and flips are in the authors' script. Inputs between 0 and 1 are a column of the study `choices`.",
     ),
     Choice(
         "FedProx's mu, SCAFFOLD's variant and rate",

@@ -13,6 +13,7 @@ from ..engine.checks import pick_device
 from ..errors import Diverged, UsageError, nearest, number
 from ..metrics.history import History
 from ..metrics.store import RunFolder
+from ..registry import parse
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
 from .records import Records, keep, prepare, short
@@ -59,8 +60,8 @@ def plan_of(wanted: Sequence[Cell], seeds: Sequence[int], scale: float, settings
 def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
     """The same run on the device asked for."""
     device = pick_device(str(settings.get("device", experiment.device)))
-    engine = {"engine": GPU_ENGINES[experiment.dataset]} if device.type == "cuda" and experiment.dataset in GPU_ENGINES else {}
-    return dataclasses.replace(experiment, **engine | settings | {"device": str(device)})
+    fixed = GPU_ENGINES.get(parse(experiment.dataset)[0]) if device.type == "cuda" else None
+    return dataclasses.replace(experiment, **({"engine": fixed} if fixed else {}) | settings | {"device": str(device)})
 
 
 def pieces(plan: Plan) -> list[Plan]:

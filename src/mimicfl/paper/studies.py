@@ -201,6 +201,7 @@ STUDIES = {
                 "no floor of the rate": TEN | {"lr": "geometric:0.01,0.95"},
                 "no full first round": {"availability": "time-varying:0.1"},
                 "local rate constant": TEN | {"lr": "constant:0.01", "global_lr": "geometric:0.01,0.95,floor=1e-05"},
+                "inputs in [0, 1]": TEN | {"dataset": "fmnist:standardise=false"},
             },
             ("fedavg", "mifa", "mimic"),
             claimed=False,

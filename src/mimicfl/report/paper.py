@@ -97,15 +97,15 @@ def published_text(study: Study, algorithm: str, column: str) -> str:
 def _section(study: Study, records: Records, seeds: Sequence[int], verdicts: Sequence[Verdict]) -> Section:
     found = {(a, c): value(Cell(study, c, a), records, seeds) for a in study.algorithms for c in study.columns}
     rows = [(title(a), [_entry(study, a, c, found, len(seeds)) for c in study.columns]) for a in study.algorithms]
-    runs = [run for c in study.columns for a in study.algorithms for run in Cell(study, c, a).found(records, seeds)]
+    by_column = {c: [run for a in study.algorithms for run in Cell(study, c, a).found(records, seeds)] for c in study.columns}
+    runs = [run for column in by_column.values() for run in column]
     whole = len(study.columns) * len(study.algorithms) * len(seeds)
-    gpu = any(_on_gpu(run) for run in runs)
     made = sorted({str(run.environment.get("gpu" if _on_gpu(run) else "processor") or "?") for run in runs})
     return Section(
         study,
         rows,
         f"{len(runs)} of {whole} runs recorded",
-        _commands(study, len(seeds), gpu),
+        _commands(study, len(seeds), {c: " --device cuda" if any(map(_on_gpu, own)) else "" for c, own in by_column.items()}),
         ", ".join(made),
         [v for v in verdicts if v.study == study.name],
         draw(study, records, seeds),
@@ -133,11 +133,10 @@ def _ours(own: Value, seeds: int) -> str:
     return f"{own.mean:.2f}" + (f" ± {own.std:.2f}" if own.std is not None else "") + few
 
 
-def _commands(study: Study, seeds: int, gpu: bool) -> list[str]:
-    """What makes this table, and what makes each of its columns again."""
-    device = " --device cuda" if gpu else ""
-    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device} --again" for c in study.columns]
-    return [f"mimicfl reproduce {study.name} --seeds {seeds}{device}", *again]
+def _commands(study: Study, seeds: int, device: dict[str, str]) -> list[str]:
+    """What makes this table, and what makes each of its columns again where it was made."""
+    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device[c]} --again" for c in study.columns]
+    return [f"mimicfl reproduce {study.name} --seeds {seeds}{max(device.values())}", *again]
 
 
 def _relative(path: Path, base: Path) -> str:

@@ -96,17 +96,22 @@ def _alone(lock: Path) -> Iterator[None]:
     lock.unlink(missing_ok=True)
 
 
-def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
+def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Compile if need be, and load; a library that was damaged in the cache is made anew, once."""
     path = library(source, extra)
     try:
-        opened = ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path))
     except OSError:
         path.unlink(missing_ok=True)
-        try:
-            opened = ctypes.CDLL(str(library(source, extra)))
-        except OSError as error:
-            raise Unsupported(f"the compiled library cannot be loaded ({error})") from None
+    try:
+        return ctypes.CDLL(str(library(source, extra)))
+    except OSError as error:
+        raise Unsupported(f"the compiled library cannot be loaded ({error})") from None
+
+
+def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
+    """The library of a whole network."""
+    opened = load(source, extra)
     pointer, number = ctypes.c_void_p, ctypes.c_int
     opened.mimicfl_train.argtypes = [pointer] * 15 + [number, number]
     opened.mimicfl_outputs.argtypes = [pointer] * 3 + [ctypes.c_int64, pointer, number]
