@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 
 import mimicfl
+from mimicfl.paper.records import read_all
+from mimicfl.paper.reproduce import Cell
+from mimicfl.paper.studies import STUDIES
+from mimicfl.report.paper import build, cell_text, published_text
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -135,3 +139,18 @@ def test_algorithm_files_stay_short():
     for file in (ROOT / "src/mimicfl/algorithms").glob("[!_]*.py"):
         if file.name != "base.py":
             assert len(file.read_text().splitlines()) <= 60, file.name
+
+
+def test_the_page_about_the_paper_is_what_the_records_say(tmp_path):
+    """`mimicfl report --paper` makes docs/reproduce.md as it stands; a number changed by hand would show."""
+    build(read_all(ROOT / "records" / "paper"), [0, 1, 2], tmp_path / "p.html", tmp_path / "reproduce.md", tmp_path / "pictures")
+    assert (tmp_path / "reproduce.md").read_text() == (ROOT / "docs" / "reproduce.md").read_text()
+    assert {p.name for p in (tmp_path / "pictures").iterdir()} == {p.name for p in (ROOT / "docs" / "pictures").glob("paper-*.png")}
+
+
+def test_the_readme_shows_the_records():
+    records, study = read_all(ROOT / "records" / "paper"), STUDIES["table-4-fmnist"]
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(("| here |", "| published |"))]
+    shown = [[cell.strip(" *") for cell in line.split("|")[2:-1]] for line in lines]
+    assert shown[0] == [cell_text(Cell(study, "10%", a), records, [0, 1, 2]) for a in study.algorithms]
+    assert shown[1] == [published_text(study, a, "10%") for a in study.algorithms]
