@@ -151,6 +151,16 @@ def test_what_cannot_work_is_said_before_anything_is_trained(tiny, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_an_engine_that_cannot_be_had_is_an_error_not_a_slow_run(tiny, tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no luck")
+
+    monkeypatch.setattr("mimicfl.engine.batched.cohort.Program", broken)
+    plan = plan_of(list(cells([tiny])), [0], 1.0, {"engine": "batched:3"})
+    with pytest.raises(UsageError, match=r"it cannot be stacked \(no luck\), so batched:3 cannot run it; give --engine auto"):
+        reproduce(plan, tmp_path / "runs", tmp_path / "records")
+
+
 def test_torn_columns_are_refused(tiny, made, tmp_path):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())

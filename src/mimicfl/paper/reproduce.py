@@ -1,6 +1,7 @@
 """Run what is missing of the paper's experiments, piece by piece, and keep a record of every run that is finished."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -97,12 +98,20 @@ def reproduce(
         if minutes is not None and time.monotonic() - began >= 60 * minutes:
             break
         try:
-            carry_out(piece, out, progress, notice)
+            carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice))
         except Diverged as error:
             failures.append(str(error))
         finally:
             left -= collect(piece, out, records)
     return left, failures
+
+
+def _heard(asked: set[str], notice: Notice | None, sentence: str) -> None:
+    """Pass a notice on; where a fast engine was asked for and cannot be had, hours of the plain one would help nobody."""
+    if sentence.startswith("engine plain") and not asked & {"auto", "plain"}:
+        raise UsageError(f"{sentence.removeprefix('engine plain: ')}; give --engine auto to go on with what there is")
+    if notice:
+        notice(sentence)
 
 
 def collect(plan: Plan, out: Path, records: Path | None) -> int:

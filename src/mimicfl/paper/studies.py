@@ -148,7 +148,7 @@ STUDIES = {
             "(The paper's figure has no values in print; its p are read as these.)",
             "fmnist",
             "p",
-            _chances(0.05, 0.1, 0.2, 0.4),
+            _chances(0.05, 0.1, 0.2, 0.3),
             ("fedavg", "mifa", "mimic"),
             drawn="against",
         ),
