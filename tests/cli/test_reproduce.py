@@ -26,6 +26,10 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert "FedAvg 1, SCAFFOLD 1, MimiC 1" in out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
     assert "2 of 2 runs are the same in every round" in capsys.readouterr().out
+    assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
+    assert "2 of them were there from an earlier --again" in capsys.readouterr().out
+    assert call("reproduce", "tiny", "--seeds", "2", "--again", "--out", "runs/paper") == 2
+    assert "holds the runs that were recorded" in capsys.readouterr().err
     assert call("report", "--paper") == 0
     assert "Table 0, digits" in Path("docs/reproduce.md").read_text()
     assert "Table 0, digits" in Path("runs/paper/report.html").read_text()
@@ -46,10 +50,16 @@ def test_mistakes(tiny, capsys):  # noqa: F811
         (["tiny", "--scale", "0"], "--scale"),
         (["tiny", "--seeds", "x"], "seeds takes a count"),
         (["tiny", "--again"], "nothing to compare with"),
+        (["tiny", "--minutes", "-1"], "--minutes"),
+        (["all", "tabel-3"], "there is no experiment 'tabel-3'"),
+        (["tiny", "--status", "--columns", "20%"], "there is no column '20%'"),
+        (["tiny", "--status", "--records", "nowhere"], "nowhere does not exist"),
     ]:
         assert call("reproduce", *words) == 2, words
         assert said in capsys.readouterr().err
     assert call("report", "--paper") == 2
     assert "no record yet" in capsys.readouterr().err
+    assert call("report", "--paper", "somewhere") == 2
+    assert "leave the runs out" in capsys.readouterr().err
     assert call("report") == 2
     assert "say which runs" in capsys.readouterr().err

@@ -161,6 +161,26 @@ def test_an_engine_that_cannot_be_had_is_an_error_not_a_slow_run(tiny, tmp_path,
         reproduce(plan, tmp_path / "runs", tmp_path / "records")
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("test_accuracy", float("nan")), ("test_accuracy", 7.5), ("train_loss", "abc"), ("uploads", True), ("round", 10**400)],
+)
+def test_values_no_run_can_have_are_refused(tiny, made, tmp_path, column, value):
+    file = next((tmp_path / "records").iterdir())
+    record = json.loads(file.read_text())
+    record["rows"][column][-1] = value
+    file.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"not a record of a run .*{column}"):
+        read(file)
+
+
+def test_two_records_of_one_run_are_refused(tiny, made, tmp_path):
+    file = next((tmp_path / "records").iterdir())
+    (tmp_path / "records" / "zz.json").write_text(file.read_text())
+    with pytest.raises(UsageError, match=r"zz\.json are records of the same run"):
+        read_all(tmp_path / "records")
+
+
 def test_torn_columns_are_refused(tiny, made, tmp_path):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())

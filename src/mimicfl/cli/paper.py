@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import Diverged, UsageError
+from ..errors import Diverged, UsageError, number
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, cells, collect, compare_with_records, missing, plan_of, reproduce
 from ..paper.studies import STUDIES, Study, find
@@ -18,16 +18,20 @@ from .options import given
 from .progress import Reporter
 from .train import seed_list
 
-RECORDS = Path("records/paper")
+RECORDS, RUNS = Path("records/paper"), Path("runs/paper")
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
     records = Path(arguments.records or RECORDS)
     seeds = seed_list(arguments.seeds)
+    if arguments.records and not records.exists() and (arguments.status or arguments.again):
+        raise UsageError(f"{records} does not exist: give the folder of the records")
+    if arguments.minutes is not None:
+        number("--minutes", arguments.minutes, low=0)
     if arguments.list:
         _list(console)
     elif arguments.status:
-        _status(console, find(arguments.names), read_all(records), seeds)
+        _status(console, list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ())), read_all(records), seeds)
     elif not arguments.names:
         raise UsageError("say which experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
     else:
@@ -61,7 +65,12 @@ def _quick_look(arguments: argparse.Namespace, console: Console, wanted: list[Ce
 
 def report(arguments: argparse.Namespace, console: Console) -> None:
     """The page, and beside the package's own documentation the document."""
-    records = read_all(Path(arguments.records or RECORDS))
+    if arguments.runs:
+        raise UsageError("--paper makes its page of records, not of runs: leave the runs out")
+    folder = Path(arguments.records or RECORDS)
+    if not folder.exists():
+        raise UsageError(f"there is no record yet in {folder}: run one of the experiments first, see mimicfl reproduce --list")
+    records = read_all(folder)
     out = Path(arguments.out) if arguments.out else None
     page = (out or Path("runs/paper")) / "report.html"
     document = (out or Path("docs")) / "reproduce.md"
@@ -70,7 +79,7 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, records: Path) -> None:
-    out = Path(arguments.out or "runs/paper")
+    out = Path(arguments.out or RUNS)
     todo = missing(plan, read_all(records))
     with Reporter(console, runs=len(todo)) as progress:
         progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
@@ -93,6 +102,9 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
     plan = {name: e for name, e in plan.items() if e.id in known}
     if not plan:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
+    if out == RUNS:
+        raise UsageError(f"{out} holds the runs that were recorded: give another folder to make them again")
+    before = [name for name in plan if (out / name / "final.safetensors").exists()]
     with Reporter(console, runs=len(plan)) as progress:
         progress.notice(f"{len(plan)} recorded runs once more, into {out}")
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
@@ -102,6 +114,8 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
         said = "every round the same" if run.before == run.now else f"{100 * (run.now[-1] - run.before[-1]):+.2f} points"
         console.print(f"{run.name}: {ends}: {said}", soft_wrap=True)
     console.print(f"{sum(run.before == run.now for run in pairs)} of {len(pairs)} runs are the same in every round")
+    if before:
+        console.print(f"{len(before)} of them were there from an earlier --again: delete {out} to make them anew", soft_wrap=True)
     _end(console, left, failures)
 
 
@@ -113,17 +127,17 @@ def _list(console: Console) -> None:
         )
 
 
-def _status(console: Console, studies: list[Study], records: Records, seeds: list[int]) -> None:
+def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[int]) -> None:
     view = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("experiment", "column", "there", "missing"):
         view.add_column(head)
     there = whole = 0
-    for study in studies:
-        for column in study.columns:
-            counts = {a: len(Cell(study, column, a).found(records, seeds)) for a in study.algorithms}
-            lacking = [f"{title(a)} {len(seeds) - n}" for a, n in counts.items() if n < len(seeds)]
-            there, whole = there + sum(counts.values()), whole + len(seeds) * len(counts)
-            view.add_row(study.name, column, f"{sum(counts.values())} of {len(seeds) * len(counts)}", ", ".join(lacking) or "–")
+    for study, column in dict.fromkeys((cell.study.name, cell.column) for cell in wanted):
+        own = [cell for cell in wanted if (cell.study.name, cell.column) == (study, column)]
+        counts = {cell.algorithm: len(cell.found(records, seeds)) for cell in own}
+        lacking = [f"{title(a)} {len(seeds) - n}" for a, n in counts.items() if n < len(seeds)]
+        there, whole = there + sum(counts.values()), whole + len(seeds) * len(counts)
+        view.add_row(study, column, f"{sum(counts.values())} of {len(seeds) * len(counts)}", ", ".join(lacking) or "–")
     console.print(view)
     console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each)")
 

@@ -1,6 +1,8 @@
 """Finished runs as small files: what was set, what came out round by round, and on what; no weights."""
 
 import json
+import math
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ..metrics.store import RunFolder
 FORMAT = "mimicfl-record-1"
 COLUMNS = {"round": None, "active": None, "uploads": None, "bytes_up": None, "train_loss": 6, "test_loss": 6, "test_accuracy": 6}  # digits
 LEFT_OUT = set(BESIDE_THE_POINT) - {"device", "engine"}  # how a run was kept, and paths of one machine
+_REMEDY = "give the folder that holds the records and nothing else"
 Records = dict[str, History]  # by the id of the experiment
 
 
@@ -43,12 +46,24 @@ def prepare(folder: Path) -> Path:
         raise UsageError(f"{folder} is a file: give a folder for the records")
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     return folder
 
 
 def read_all(folder: Path) -> Records:
     """Every record in a folder."""
-    return {from_dict(h.config).id: h for h in map(read, sorted(folder.glob("*.json")))}
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give the folder of the records")
+    found: Records = {}
+    files: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.json")):
+        history = read(file)
+        own = from_dict(history.config).id
+        if own in files:
+            raise UsageError(f"{files[own]} and {file} are records of the same run: delete one of them")
+        found[own], files[own] = history, file
+    return found
 
 
 def read(file: Path) -> History:
@@ -59,14 +74,27 @@ def read(file: Path) -> History:
         columns = {name: list(record["rows"][name]) for name in COLUMNS}
         rows: list[Row] = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         settings, made = dict(record["settings"]), dict(record["environment"])
-        if not rows or not all(isinstance(row["round"], int) and isinstance(row["uploads"], int) for row in rows):
-            raise ValueError("it has no whole rows")
-        if not all(isinstance(row["test_accuracy"], float | None) for row in rows) or rows[-1]["test_accuracy"] is None:
+        if not rows or rows[-1]["test_accuracy"] is None:
             raise ValueError("it has no final accuracy")
+        for row in rows:
+            if (name := next((name for name, value in row.items() if not _sound(name, value)), None)) is not None:
+                raise ValueError(f"its {name} of {str(row[name])[:20]} is none")
         clients = from_dict(settings, "its settings").num_clients
-    except (OSError, ValueError, KeyError, TypeError) as error:  # a UsageError is a ValueError
-        raise UsageError(f"{file} is not a record of a run ({error}): give the folder that holds the records and nothing else") from None
+    except KeyError as error:
+        raise UsageError(f"{file} is not a record of a run (it has no {error}): {_REMEDY}") from None
+    except (OSError, ValueError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
+        raise UsageError(f"{file} is not a record of a run ({error}): {_REMEDY}") from None
     return History(rows, torch.empty(0), clients, config=settings, environment=made)
+
+
+def _sound(column: str, value: Any) -> bool:
+    """Is this a value that a run can have?"""
+    if COLUMNS[column] is None:
+        return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
+    if value is None:
+        return True
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return number and (column != "test_accuracy" or 0 <= value <= 1)
 
 
 def short(column: str, value: Any) -> Any:

@@ -256,9 +256,9 @@ STUDIES = {
 
 def find(names: list[str]) -> list[Study]:
     """Studies by name; `all` is all of them, in the order they are best made."""
+    for name in names:
+        if name not in (*STUDIES, "all"):
+            raise UsageError(f"there is no experiment {name!r}; {nearest(name, STUDIES)}; see mimicfl reproduce --list")
     if not names or "all" in names:
         return list(STUDIES.values())
-    for name in names:
-        if name not in STUDIES:
-            raise UsageError(f"there is no experiment {name!r}; {nearest(name, STUDIES)}; see mimicfl reproduce --list")
     return [STUDIES[name] for name in dict.fromkeys(names)]
