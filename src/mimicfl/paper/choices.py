@@ -61,7 +61,7 @@ CHOICES = [
         "mu = 0.001, the best of four; option II, the rate of the others",
         "Given nowhere. mu was tuned at P = 10 % on seeds that no table uses (`tune-fedprox`). Table II has one rate for all, and so have "
         "the tables here; what each algorithm does with other rates is in `tune-scaffold` and `tune-rates`: all gain from a larger one, "
-        "MimiC most.",
+        "and MimiC is first at each.",
     ),
     Choice(
         "Number of trials",
