@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -58,6 +58,11 @@ def without_dropout(model: nn.Module) -> nn.Module | None:
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.p = 0.0
     return quiet
+
+
+def pair(value: Any) -> tuple[int, ...]:
+    """A size of a layer as two numbers, however it was given: 2, (2,) or (2, 3)."""
+    return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
 
 
 def halving(cohort: Sized, work: Callable[[], T]) -> T:

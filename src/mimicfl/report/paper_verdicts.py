@@ -114,11 +114,16 @@ def judge(records: Records, seeds: Sequence[int]) -> list[Verdict]:
 Look = Callable[[str, str, str], Value | None]
 
 
-def _first(study: Study, look: Look) -> Iterator[Verdict]:
+def _columns(study: Study, look: Look) -> Iterator[tuple[str, str, dict[str, Value]]]:
+    """Each column with how it is called and what all algorithms reached in it; nothing until all are there."""
     for column in study.columns:
-        where = f"{study.head} = {column}"
         found = {a: v for a in study.algorithms if (v := look(study.name, column, a))}
-        if len(found) < len(study.algorithms):
+        yield column, f"{study.head} = {column}", found if len(found) == len(study.algorithms) else {}
+
+
+def _first(study: Study, look: Look) -> Iterator[Verdict]:
+    for column, where, found in _columns(study, look):
+        if not found:
             yield Verdict(FIRST, where, OPEN, "", study.name)
             continue
         gaps = {a: Gap.of(found["mimic"].by_seed, v.by_seed) for a, v in found.items() if a != "mimic"}
@@ -137,10 +142,8 @@ def _published_lead(study: Study, column: str) -> str:
 
 
 def _stable(study: Study, look: Look) -> Iterator[Verdict]:
-    for column in study.columns:
-        where = f"{study.head} = {column}"
-        found = {a: v for a in study.algorithms if (v := look(study.name, column, a))}
-        if len(found) < len(study.algorithms):
+    for _, where, found in _columns(study, look):
+        if not found:
             yield Verdict(STEADY, where, OPEN, "", study.name)
             continue
         pairs = itertools.product(("fedavg", "fedprox", "scaffold"), ("mifa", "mimic"))

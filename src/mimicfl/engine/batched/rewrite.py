@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from ..support import pair
 from .convolution import Conv
 
 _WORD = (1 << 32) - 1
@@ -65,5 +66,4 @@ def _convolution(x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, paddin
     """The arguments as lists of two, or None for what our kernels do not do."""
     if groups != 1 or x.ndim != 4 or isinstance(padding, str):
         return None
-    pairs = [[n, n] if isinstance(n, int) else list(n) * (2 // len(n)) for n in (stride, padding, dilation)]
-    return x, w, bias, *pairs
+    return x, w, bias, *[list(pair(n)) for n in (stride, padding, dilation)]

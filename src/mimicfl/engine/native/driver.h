@@ -1,12 +1,6 @@
 // The cohort around a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs, a workspace, and
 // forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), w -= eta h, g += h.
 
-static void* room(size_t bytes) {
-  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
-  return p;
-}
-
 struct Round {
   const float* w0;        // [models, D] where the clients begin
   const int32_t* model;   // [m] which of them each client begins from

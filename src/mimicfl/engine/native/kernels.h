@@ -77,6 +77,13 @@ static inline void turn(v* r) {
 }
 #endif
 
+// Zeroed memory, or null.
+static void* room(size_t bytes) {
+  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
+  return p;
+}
+
 constexpr int least(int a, int b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 // How many of n to take at a time, at most `limit`: a divisor of n if a fairly large one exists.

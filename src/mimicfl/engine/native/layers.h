@@ -1,11 +1,5 @@
 // Single layers for models that are no chains: PyTorch's own layout in and out, the lanes of kernels.h inside.
 
-static void* layer_room(size_t bytes) {
-  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
-  return p;
-}
-
 // Samples [count, F] into lanes; lanes without a sample are zero.
 template <int F>
 static void enter(const float* samples, int count, v* x) {
@@ -44,7 +38,7 @@ struct Convolution {
     alignas(64) float packed[IC * OC * KH * KW];
   };
   static Work* work() {
-    static thread_local Work* own = (Work*)layer_room(sizeof(Work));
+    static thread_local Work* own = (Work*)room(sizeof(Work));
     return own;
   }
   static const v* inputs(Work& s, const float* x, int count) {

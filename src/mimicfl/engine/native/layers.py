@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...data.clients import Clients
-from ..support import Unsupported
+from ..support import Unsupported, pair
 from .build import load
 
 HERE = Path(__file__).parent
@@ -91,30 +91,26 @@ class Quick(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _pair(value: Any) -> tuple[int, ...]:
-    return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
-
-
 def _convolution(
     x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
 ) -> Shape | None:
     """What is compiled for this call; None for what our kernels do not do, or not faster."""
-    if not _plain(x) or x.ndim != 4 or w.dtype != torch.float32 or groups != 1 or isinstance(padding, str) or _pair(dilation) != (1, 1):
+    if not _plain(x) or x.ndim != 4 or w.dtype != torch.float32 or groups != 1 or isinstance(padding, str) or pair(dilation) != (1, 1):
         return None
     if max(w.shape[:2]) > MOST_CHANNELS:
         return None
-    return "Convolution", (*x.shape[1:], w.shape[0], *w.shape[2:], *_pair(stride), *_pair(padding))
+    return "Convolution", (*x.shape[1:], w.shape[0], *w.shape[2:], *pair(stride), *pair(padding))
 
 
 def _max_pool(
     x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *more: Any, **others: Any
 ) -> Shape | None:
-    if not _plain(x) or x.ndim != 4 or any(more) or any(others.values()) or _pair(padding) != (0, 0) or _pair(dilation) != (1, 1):
+    if not _plain(x) or x.ndim != 4 or any(more) or any(others.values()) or pair(padding) != (0, 0) or pair(dilation) != (1, 1):
         return None
-    kernel = _pair(kernel_size)
+    kernel = pair(kernel_size)
     if kernel[0] > x.shape[2] or kernel[1] > x.shape[3]:
         return None
-    return "MaxPool", (*x.shape[2:], *kernel, *(_pair(stride) if stride else kernel))
+    return "MaxPool", (*x.shape[2:], *kernel, *(pair(stride) if stride else kernel))
 
 
 def _plain(x: Any) -> bool:

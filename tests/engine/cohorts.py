@@ -1,0 +1,80 @@
+"""Models, clients and questions that the tests of all cohorts share."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mimicfl as mf
+from mimicfl.data.clients import Clients
+from mimicfl.engine.cohort import Ask
+from mimicfl.params import flatten
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])]
+SIZES = (30, 7, 43, 1)  # full batches, one that is not, one sample alone
+
+
+class Residual(nn.Module):
+    """Not a chain, with layers of its own kind: nothing here knows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.same, self.head = nn.Conv2d(1, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, padding=1), nn.Linear(4 * 16, 10)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        x = F.gelu(self.conv(x))
+        return self.head((self.scale * x + torch.tanh(self.same(x))).flatten(1))
+
+
+class Viewing(nn.Module):
+    """Flattens by `view`, which refuses images whose channels are innermost."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(1, 3, 3), nn.Linear(3 * 6 * 6, 10)
+
+    def forward(self, x):
+        return self.last(self.first(x).view(len(x), -1))
+
+
+MODELS = {
+    "mlp": lambda: mf.models.MLP(64, 12, 10),
+    "convolutions": lambda: nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 20, 2, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 10)
+    ),
+    "groups": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10)),
+    "residual": Residual,
+}
+
+
+def problem(model, device="cpu", dtype=torch.float64, augment=False):
+    x = torch.randint(0, 256, (sum(SIZES), 1, 8, 8), dtype=torch.uint8)
+    y = torch.arange(len(x)) % 10
+    data = mf.Data(x, y, x[:10], y[:10], augment=augment)
+    split = np.split(np.random.default_rng(0).permutation(len(x)), np.cumsum(SIZES)[:-1])
+    return model.to(dtype), Clients(data, split, torch.device(device), dtype)
+
+
+def asks_of(model, clients, local=None, terms=True):
+    """Two runs with other models, rounds, rates, active clients; one of them with a shift and a proximal term."""
+    local = local or mf.LocalSGD(epochs=2, batch_size=8)
+    w = flatten(model).to(clients.device)
+    buffers = {name: value.to(clients.device) for name, value in model.named_buffers()}
+    shift = 0.01 * torch.randn(4, w.numel(), dtype=w.dtype).to(clients.device)
+    task = mf.Task(shift, 0.1) if terms else mf.Task()
+    return [
+        Ask(clients, local, 3, 5, w, buffers, np.arange(4), task, 0.05, 0.05),
+        Ask(clients, local, 1, 6, 1.1 * w, buffers, np.array([0, 1]), mf.Task(), 0.02, 0.05),
+    ]
+
+
+def assert_same(ours, plain, rtol=1e-9):
+    for mine, true in zip(ours, plain, strict=True):
+        scale = float(true.g.abs().max())
+        torch.testing.assert_close(mine.g, true.g, rtol=0, atol=rtol * scale)
+        torch.testing.assert_close(mine.loss, true.loss, rtol=rtol, atol=rtol)
+        assert mine.K.tolist() == true.K.tolist()

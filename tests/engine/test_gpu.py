@@ -1,0 +1,80 @@
+"""What only a GPU can show: graphs, precision, resuming, and the compiler."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+import mimicfl as mf
+from mimicfl.engine.batched.cohort import BatchedCohort
+from mimicfl.engine.cohort import PlainCohort
+from mimicfl.engine.streams import StreamsCohort
+from mimicfl.local.losses import as_loss
+from mimicfl.sweep import carry_out
+
+from .cohorts import MODELS, asks_of, needs_gpu, problem
+
+
+@pytest.mark.gpu
+@needs_gpu
+class TestOnAGpu:
+    @pytest.mark.parametrize(
+        ("engine", "precision", "close"),
+        [("batched", "fp32", 1e-4), ("streams", "fp32", 1e-4), ("streams", "tf32", 0.05), ("streams", "bf16", 0.2)],
+    )
+    def test_float32_convolutions(self, engine, precision, close):
+        kind = {"batched": BatchedCohort, "streams": StreamsCohort}[engine]
+        torch.manual_seed(1)
+        model, clients = problem(mf.models.LeNet(1, 16), "cuda", torch.float32)
+        clients.x = torch.randint(0, 256, (len(clients.x), 1, 16, 16), dtype=torch.uint8, device="cuda")
+        asks = asks_of(model, clients, mf.LocalSGD(steps=2, batch_size=8))
+        loss = as_loss("cross-entropy")
+        plain = PlainCohort(model, clients, loss).train(asks)
+        ours = kind(model, clients, loss, precision=precision, lanes=4).train(asks)
+        for mine, true in zip(ours, plain, strict=True):
+            assert float((mine.g - true.g).norm() / true.g.norm()) < close
+
+    @pytest.mark.parametrize("engine", ["batched", "streams"])
+    def test_repeats_and_resumes_to_the_bit(self, tmp_path, engine):
+        x, y = torch.randint(0, 256, (240, 1, 28, 28), dtype=torch.uint8), torch.arange(240) % 10
+        data = mf.Data(x, y, x[:40], y[:40])
+        arguments = {"model": mf.models.build("lenet", data), "data": data, "split": mf.partition.iid(y, 4), "device": "cuda", "rounds": 4}
+        arguments |= {"algorithm": "scaffold", "availability": "static:0.6", "local": mf.LocalSGD(epochs=2, lr=0.05), "engine": engine}
+        whole = mf.simulate(**arguments)
+        assert torch.equal(whole.params, mf.simulate(**arguments).params)
+
+        def stop(row, total):
+            if row["round"] == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            mf.simulate(**arguments, out=tmp_path, checkpoint_every=1, progress=stop)
+        assert torch.equal(whole.params, mf.simulate(**{**arguments, "engine": "auto"}, out=tmp_path).params)
+
+    @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
+    @pytest.mark.parametrize("last", [nn.Identity, nn.Dropout])
+    def test_compiled_equals_traced(self, kind, last):
+        model, clients = problem(nn.Sequential(*MODELS["convolutions"](), last()), "cuda", torch.float32)
+        asks = asks_of(model, clients)
+        loss = as_loss("cross-entropy")
+        answers = [kind(model, clients, loss, lanes=4, compiled=c).train(asks) for c in (False, True)]
+        for mine, true in zip(*answers, strict=True):
+            assert float((mine.g - true.g).norm() / true.g.norm()) < 1e-2
+
+    @pytest.mark.parametrize("engine", ["batched:5:compiled", "streams:5:compiled"])
+    def test_with_fixed_lanes_company_changes_no_bit(self, engine):
+        """The same run alone, and beside others of other algorithms: this is what makes a recorded number come again."""
+        plan = {
+            a: mf.Experiment(model="mlp:20", rounds=3, epochs=1, algorithm=a, availability="time-varying:0.2", device="cuda", engine=engine)
+            for a in ("mimic", "scaffold", "fedprox:mu=0.1")
+        }
+        together = carry_out(plan)
+        assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
+
+    def test_auto_says_which_and_why(self, monkeypatch, digits):
+        monkeypatch.delenv("MIMICFL_ENGINE")
+        monkeypatch.setattr("mimicfl.engine.pick.WORTH_IT", 0.0)
+        said = []
+        mf.simulate(**digits, rounds=2, device="cuda", notice=said.append)
+        assert re.match(r"engine (batched|streams): measured \d+ times as fast as plain here", said[0])
