@@ -34,6 +34,19 @@ def test_vgg_has_dropout_and_no_batchnorm():
     assert nn.BatchNorm2d not in kinds
 
 
+def test_the_signal_passes_all_layers_of_a_fresh_vgg():
+    """With PyTorch's usual weights it falls to a hundredth on the way, and training does not begin."""
+    images = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    x, sizes = images - 0.5, []
+    for layer in mf.models.VGG11().eval():
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            sizes.append(float(x.detach().std()))
+    assert min(sizes) > 0.1
+    assert max(sizes) < 10
+
+
 def test_initial_weights_follow_the_seed_and_leave_the_global_generator_alone():
     data = mf.datasets.load("digits")
     before = torch.random.get_rng_state()

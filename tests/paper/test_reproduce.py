@@ -11,7 +11,7 @@ from mimicfl.errors import UsageError
 from mimicfl.metrics.history import read as read_folder
 from mimicfl.metrics.store import RunFolder
 from mimicfl.paper.records import keep, read, read_all
-from mimicfl.paper.reproduce import Cell, cells, compare_with_records, missing, pieces, placed, plan_of, reproduce
+from mimicfl.paper.reproduce import MOST_RUNS, Cell, cells, compare_with_records, missing, pieces, placed, plan_of, reproduce
 from mimicfl.paper.studies import STUDIES
 
 
@@ -99,6 +99,9 @@ def test_pieces_of_large_models_are_one_seed_of_one_column():
     assert set(first) == {"time-varying:0.1,warm_start=true"}  # the most wanted column first, all its seeds
     small = plan_of(list(cells([STUDIES["table-3"]])), [0, 1, 2], 1.0, {})
     assert len(pieces(small)) == 1
+    everything = plan_of(list(cells([s for s in STUDIES.values() if s.dataset == "fmnist"])), [0, 1, 2], 1.0, {})
+    assert max(len(piece) for piece in pieces(everything)) == MOST_RUNS
+    assert {name for piece in pieces(everything) for name in piece} == set(everything)
 
 
 def test_on_a_gpu_the_lanes_are_fixed(monkeypatch):

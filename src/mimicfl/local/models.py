@@ -71,10 +71,11 @@ class VGG11(nn.Sequential):
         super().__init__(*layers)
         # With PyTorch's usual weights the signal dies out over eleven layers: at the paper's rate the loss has not moved after
         # 900 steps. With He's it is the same size in every layer, and falls from the first.
-        for layer in list(self)[:-1]:
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)
+        for p in list(self.parameters())[:-2]:  # not of the last layer
+            if p.ndim > 1:
+                nn.init.kaiming_normal_(p, nonlinearity="relu")
+            else:
+                nn.init.zeros_(p)
 
 
 @MODELS.register("mlp")

@@ -22,6 +22,7 @@ from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
 GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}
+MOST_RUNS = 45  # in a piece: a table of three columns
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
 
 
 def pieces(plan: Plan) -> list[Plan]:
-    """What runs together. Small models all at once; of a large one the algorithms of one seed and column, minutes on a good GPU."""
+    """What runs together, minutes on a good GPU: small models by the dozen, of a large one the algorithms of one seed and column."""
     found: dict[Any, Plan] = {}
     for name, e in plan.items():
         own = () if e.model == "lenet" else (e.availability, e.partition, e.seed)
         found.setdefault((e.dataset, own), {})[name] = e
-    return list(found.values())
+    runs = [list(piece.items()) for piece in found.values()]
+    return [dict(piece[k : k + MOST_RUNS]) for piece in runs for k in range(0, len(piece), MOST_RUNS)]
 
 
 def reproduce(

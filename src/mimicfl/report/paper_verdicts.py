@@ -128,8 +128,12 @@ def _first(study: Study, look: Look) -> Iterator[Verdict]:
             continue
         gaps = {a: Gap.of(found["mimic"].by_seed, v.by_seed) for a, v in found.items() if a != "mimic"}
         second = min(gaps, key=lambda a: gaps[a].points)
-        text = f"{gaps[second]} points against {TITLES[second]}, the best of the others, over {gaps[second].seeds} seeds"
+        text = f"{gaps[second]} points against {TITLES[second]}, the best of the others, over {_seeds(gaps[second].seeds)}"
         yield Verdict(FIRST, where, gaps[second].outcome, text + _published_lead(study, column), study.name)
+
+
+def _seeds(number: int) -> str:
+    return "1 seed" if number == 1 else f"{number} seeds"
 
 
 def _published_lead(study: Study, column: str) -> str:
