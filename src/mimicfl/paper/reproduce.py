@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import runner
+from .. import algorithms, availability, runner
 from ..config import Experiment
+from ..engine import horizon
 from ..engine.checks import pick_device
 from ..errors import Diverged, UsageError, nearest, number
 from ..metrics.history import History
@@ -22,7 +23,7 @@ from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
 GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}
-MOST_RUNS = 45  # in a piece: a table of three columns
+IN_A_PIECE = {"lenet": 100_000, "vgg11": 9_000}  # client rounds; of 625 steps at 5.5 us, of 265 at 233
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Cell:
         return [run for run in runs if run is not None]
 
 
-def cells(studies: Sequence[Study], columns: Sequence[str] = (), algorithms: Sequence[str] = ()) -> Iterator[Cell]:
+def cells(studies: Sequence[Study], columns: Sequence[str] = (), rows: Sequence[str] = ()) -> Iterator[Cell]:
     """All cells of these studies, or those of the named columns and algorithms."""
     for name, known in (("column", [c for s in studies for c in s.columns]), ("algorithm", [a for s in studies for a in s.algorithms])):
-        for word in columns if name == "column" else algorithms:
+        for word in columns if name == "column" else rows:
             if word not in known:
                 raise UsageError(f"there is no {name} {word!r} in {', '.join(s.name for s in studies)}; {nearest(word, known)}")
     for study in studies:
         for column in study.columns:
             for algorithm in study.algorithms:
-                if (not columns or column in columns) and (not algorithms or algorithm in algorithms):
+                if (not columns or column in columns) and (not rows or algorithm in rows):
                     yield Cell(study, column, algorithm)
 
 
@@ -67,13 +68,31 @@ def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
 
 
 def pieces(plan: Plan) -> list[Plan]:
-    """What runs together, minutes on a good GPU: small models by the dozen, of a large one the algorithms of one seed and column."""
+    """What runs together, each at most ten minutes on an H200: small models side by side, of a large one the algorithms of a seed."""
     found: dict[Any, Plan] = {}
     for name, e in plan.items():
-        own = () if e.model == "lenet" else (e.availability, e.partition, e.seed)
+        own = () if e.model != "vgg11" else (e.availability, e.partition, e.seed)
         found.setdefault((e.dataset, own), {})[name] = e
-    runs = [list(piece.items()) for piece in found.values()]
-    return [dict(piece[k : k + MOST_RUNS]) for piece in runs for k in range(0, len(piece), MOST_RUNS)]
+    return [piece for group in found.values() for piece in _cut(group)]
+
+
+def _cut(group: Plan) -> Iterator[Plan]:
+    """Pieces of at most so much work; a run that is more than that alone is a piece of its own."""
+    piece: Plan = {}
+    work = 0
+    for name, e in group.items():
+        own, most = client_rounds(e), IN_A_PIECE.get(e.model, IN_A_PIECE["lenet"])
+        if piece and work + own > most:
+            yield piece
+            piece, work = {}, 0
+        piece, work = piece | {name: e}, work + own
+    yield piece
+
+
+def client_rounds(e: Experiment) -> int:
+    """How often a client trains in this run, all rounds together."""
+    cost = getattr(algorithms.make(e.algorithm), "uploads", 1)
+    return int(horizon.plan(availability.make(e.availability), int(e.num_clients or 0), e.seed, None, e.rounds, e.uploads, cost).sum())
 
 
 def reproduce(
