@@ -49,6 +49,7 @@ from .conftest import call
         ("compare --engine streams", "engine streams needs a GPU"),
         ("run --state-budget lots", "state_budget takes auto, GiB"),
         ("run --precision fp16", "precision 'fp16' is unknown"),
+        ("run --precision bf16", "precision bf16 is for GPUs"),
         ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),
         ("run --availability explicit:nowhere.csv", "cannot read a schedule"),
         ("run --data-path /nowhere --dataset fmnist", "does not exist"),

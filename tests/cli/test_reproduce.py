@@ -27,7 +27,7 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
     assert "2 of 2 runs are the same in every round" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
-    assert "2 of them were there from an earlier --again" in capsys.readouterr().out
+    assert "2 of them were in runs/paper-again already" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--seeds", "2", "--again", "--out", "runs/paper") == 2
     assert "holds the runs that were recorded" in capsys.readouterr().err
     assert call("report", "--paper") == 0

@@ -30,6 +30,19 @@ class Residual(nn.Module):
         return self.head((self.scale * x + torch.tanh(self.same(x))).flatten(1))
 
 
+class Keywords(nn.Module):
+    """Holds its weights itself and calls PyTorch's functions by the names of their parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.kernels, self.offsets = nn.Parameter(0.3 * torch.randn(3, 1, 3, 3)), nn.Parameter(torch.zeros(3))
+        self.last = nn.Linear(3 * 4 * 4, 10)
+
+    def forward(self, x):
+        x = F.conv2d(input=x, weight=self.kernels, bias=self.offsets, padding=1)
+        return self.last(F.max_pool2d(input=x, kernel_size=2).flatten(1))
+
+
 class Viewing(nn.Module):
     """Flattens by `view`, which refuses images whose channels are innermost."""
 
@@ -48,6 +61,7 @@ MODELS = {
     ),
     "groups": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10)),
     "residual": Residual,
+    "keywords": Keywords,
 }
 
 

@@ -1,6 +1,8 @@
 """Models and runs that the tests of several engines share."""
 
+import torch
 from torch import nn
+from torch.nn import functional as F
 
 import mimicfl as mf
 
@@ -14,6 +16,17 @@ class Moody(nn.Module):
 
     def forward(self, x):
         return self.a(x.flatten(1)) if x.sum() > 0 else self.a(-x.flatten(1))
+
+
+class Drops(nn.Module):
+    """Calls dropout as a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        return self.b(F.dropout(torch.relu(self.a(x.flatten(1))), p=0.4, training=self.training))
 
 
 def accuracy_with_dropout(digits, engine, rounds, epochs):

@@ -11,14 +11,16 @@ from mimicfl.data.clients import Clients
 from mimicfl.engine import support
 from mimicfl.engine.batched.cohort import BatchedCohort
 from mimicfl.engine.batched.rewrite import chance
+from mimicfl.engine.calls import without_dropout
 from mimicfl.engine.cohort import Ask, PlainCohort
 from mimicfl.engine.lanes import width
 from mimicfl.engine.streams import StreamsCohort
 from mimicfl.local.losses import as_loss
+from mimicfl.metrics.store import RunFolder
 from mimicfl.params import flatten
 
 from .cohorts import DEVICES, MODELS, asks_of, assert_same, problem
-from .models import Moody, accuracy_with_dropout
+from .models import Drops, Moody, accuracy_with_dropout
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -115,6 +117,16 @@ class TestDropout:
         share = (one.g[2, : 64 * 10].view(10, 64).abs().sum(dim=0) > 0).double().mean()
         assert share < 0.9  # 1/64 of the inputs pass all six; one mask for all would let half of them through in every step
 
+    def test_may_be_called_as_a_function(self, digits):
+        """It is compared with plain without its dropout, wherever that is called, and then trained with it."""
+        said, arguments = [], {**digits, "model": Drops(), "rounds": 2, "availability": "static:0.2"}
+        ours = mf.simulate(**arguments, engine="batched:3", notice=said.append)
+        assert said == ["engine batched"]
+        assert torch.equal(ours.params, mf.simulate(**arguments, engine="batched:3").params)
+        quiet = without_dropout(Drops(), torch.zeros(2, 64))
+        assert torch.equal(quiet(x := torch.rand(3, 64)), quiet(x))
+        assert without_dropout(mf.models.MLP(64, 10), torch.zeros(2, 64)) is None
+
     @pytest.mark.parametrize("dropout", [0.0, 0.4])
     def test_what_cannot_be_compiled_runs_as_traced(self, digits, monkeypatch, dropout):
         def broken(traced, **_):
@@ -141,6 +153,8 @@ class TestDropout:
         (Moody(), "cannot be stacked"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), "running statistics"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.RReLU(), nn.Linear(8, 10)), "cannot be stacked"),
+        (nn.Sequential(nn.Flatten(), nn.AlphaDropout(0.3), nn.Linear(64, 10)), "cannot be stacked"),
+        (nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.Linear(64, 10)), "cannot be stacked"),
     ],
 )
 def test_what_cannot_be_stacked_goes_on_plainly(digits, model, words):
@@ -179,6 +193,20 @@ def test_memory_that_does_not_suffice_halves_the_lanes(monkeypatch):
     assert tried == [6, 3, 1]
     with pytest.raises(MemoryError, match="one client alone"):
         support.halving(cohort, lambda: (_ for _ in ()).throw(torch.OutOfMemoryError("no")))
+
+
+def test_fewer_lanes_are_written_down(digits, monkeypatch, tmp_path):
+    real = BatchedCohort._run
+
+    def short_of_memory(cohort, jobs):
+        if cohort.width > 2 and len(jobs) > 2:  # not yet while it is tried
+            raise torch.OutOfMemoryError("no")
+        return real(cohort, jobs)
+
+    monkeypatch.setattr(BatchedCohort, "_run", short_of_memory)
+    mf.simulate(**digits, rounds=2, engine="batched:4", out=tmp_path)
+    _, facts = RunFolder(tmp_path).load("final")
+    assert facts["engine"] == "batched:2"
 
 
 def test_lanes_follow_the_schedule():

@@ -14,6 +14,7 @@ from mimicfl.paper.records import keep, read, read_all
 from mimicfl.paper.reproduce import (
     IN_A_PIECE,
     Cell,
+    as_recorded,
     cells,
     client_rounds,
     compare_with_records,
@@ -85,6 +86,8 @@ def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):
 def test_again_gives_the_same_numbers(tiny, made, tmp_path):
     known = read_all(tmp_path / "records")
     some = {name: e for name, e in made.items() if e.algorithm == "mimic"}  # fewer runs together than the first time
+    some = as_recorded({name: dataclasses.replace(e, engine="native") for name, e in some.items()}, known)
+    assert {e.engine for e in some.values()} == {"plain"}  # what the records name
     reproduce(some, tmp_path / "again", None)
     pairs = compare_with_records(some, tmp_path / "again", known)
     assert len(pairs) == 4
@@ -211,6 +214,43 @@ def test_torn_columns_are_refused(tiny, made, tmp_path):
     file.write_text(json.dumps(record))
     with pytest.raises(UsageError, match="not a record"):
         read(file)
+
+
+@pytest.mark.parametrize("cut", ["end", "beginning"])
+def test_half_a_run_is_no_record(tiny, made, tmp_path, cut):
+    file = next((tmp_path / "records").iterdir())
+    record = json.loads(file.read_text())
+    record["rows"] = {name: values[:-2] if cut == "end" else values[2:] for name, values in record["rows"].items()}
+    file.write_text(json.dumps(record))
+    with pytest.raises(UsageError, match="before the run does" if cut == "end" else "do not follow each other"):
+        read(file)
+
+
+def test_a_default_may_be_missing_from_a_record(tiny, made, tmp_path):
+    file = next(file for file in (tmp_path / "records").iterdir() if "-s0-" in file.name)
+    record = json.loads(file.read_text())
+    del record["settings"]["seed"]
+    file.write_text(json.dumps(record))
+    assert read(file).config["seed"] == 0
+
+
+def test_one_damaged_run_does_not_keep_the_others_from_being_recorded(tiny, made, tmp_path):
+    damaged = tmp_path / "runs" / next(iter(made))
+    (damaged / "final.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UsageError, match="damaged"):
+        reproduce(made, tmp_path / "runs", tmp_path / "anew")
+    assert len(read_all(tmp_path / "anew")) == len(made) - 1
+
+
+def test_again_looks_at_whole_runs_of_its_own(tiny, made, tmp_path):
+    known = read_all(tmp_path / "records")
+    first, second = list(made)[:2]
+    rows = tmp_path / "runs" / first / "rows.jsonl"
+    rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:3]))
+    with pytest.raises(UsageError, match=r"rows.jsonl is damaged"):
+        compare_with_records({first: made[first]}, tmp_path / "runs", known)
+    with pytest.raises(UsageError, match="holds another run"):
+        compare_with_records({second: made[first]}, tmp_path / "runs", known)
 
 
 def test_an_unfinished_run_is_not_recorded(tiny, made, tmp_path):

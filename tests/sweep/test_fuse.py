@@ -70,6 +70,16 @@ def test_a_stopped_sweep_goes_on_and_finished_runs_are_left_alone(tmp_path):
         assert torch.equal(found[name].params, mf.run(e).params)
 
 
+def test_a_finished_run_that_began_otherwise_is_refused(tmp_path, monkeypatch):
+    """The settings are the same, but what they stand for has changed: other first weights."""
+    wanted = {"c": plan()["c"]}
+    carry_out(wanted, tmp_path)
+    real = runner.models.build
+    monkeypatch.setattr(runner.models, "build", lambda spec, data, seed: real(spec, data, seed + 1))
+    with pytest.raises(mf.UsageError, match=r"the final in .* is of another run"):
+        carry_out(wanted, tmp_path)
+
+
 def test_one_that_diverges_leaves_the_others_alone(tmp_path):
     wanted = {name: dataclasses.replace(e, dtype="float32") for name, e in plan().items()}
     wanted["bad"] = dataclasses.replace(wanted["a"], lr=1e30, seed=3)
@@ -94,8 +104,17 @@ def test_what_cannot_share_a_cohort_is_kept_apart(monkeypatch):
     wanted["other model"] = dataclasses.replace(wanted["a"], model="mlp:5")
     wanted["other batch"] = dataclasses.replace(wanted["a"], batch_size=7)
     wanted["other data"] = dataclasses.replace(wanted["a"], dataset="synthetic:logistic")
+    wanted["large batch"] = dataclasses.replace(wanted["a"], batch_size=200)
+    wanted["cut short"] = dataclasses.replace(wanted["large batch"], num_clients=20)  # no client has 200 samples
     runs = {name: runner.begin(e)[1] for name, e in wanted.items()}
-    assert groups(runs, dict.fromkeys(runs, "auto")) == [["a", "b", "c"], ["other model"], ["other batch"], ["other data"]]
+    assert groups(runs, dict.fromkeys(runs, "auto")) == [
+        ["a", "b", "c"],
+        ["other model"],
+        ["other batch"],
+        ["other data"],
+        ["large batch"],
+        ["cut short"],
+    ]
     monkeypatch.setattr("mimicfl.sweep.fuse.free_memory", lambda: 2 * 2 * runs["a"].work.w.numel() * 8 * 16)
     assert groups({k: runs[k] for k in "abc"}, dict.fromkeys("abc", "auto")) == [["a", "b"], ["c"]]
 

@@ -80,14 +80,16 @@ def parser() -> Parser:
     p.add_argument("names", nargs="*", help="experiments by name, or 'all'", metavar="NAME")
     p.add_argument("--list", action="store_true", help="list the experiments")
     p.add_argument("--status", action="store_true", help="say which runs are recorded and which are missing")
-    p.add_argument("--seeds", help="how many (3: the seeds 0, 1, 2) or which (4,7); default 3", metavar="SEEDS")
+    p.add_argument(
+        "--seeds", help="how many (3: the first three) or which (0,2), counted from an experiment's first; default 3", metavar="SEEDS"
+    )
     p.add_argument("--columns", nargs="+", help="only these columns of the tables", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="only these algorithms", metavar="NAME")
     p.add_argument("--scale", type=float, help="fewer rounds and local epochs by this factor; shown, not recorded", metavar="X")
     p.add_argument(
         "--minutes",
         type=float,
-        help="begin no further piece after so many minutes (a piece: all of Fashion-MNIST, or one seed and column of CIFAR-10)",
+        help="begin no further piece after so many minutes (a piece is about ten minutes of an H200, or less)",
         metavar="M",
     )
     p.add_argument("--again", action="store_true", help="make recorded runs once more and compare the numbers")

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..errors import Diverged, UsageError, number
 from ..paper.records import Records, read_all
-from ..paper.reproduce import Cell, cells, collect, compare_with_records, missing, plan_of, reproduce
+from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce
 from ..paper.studies import STUDIES, Study, find
 from ..report.paper import build, cell_text, published_text
 from ..report.summary import title
@@ -93,16 +93,16 @@ def _end(console: Console, left: int, failures: list[str]) -> None:
     if failures:
         raise Diverged("; ".join(failures))
     if left:
-        console.print(f"{left} runs are left: give the same command again")
+        console.print(f"{left} {'run is' if left == 1 else 'runs are'} left: give the same command again")
 
 
 def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records: Path) -> None:
     """Make recorded runs once more, elsewhere, and compare."""
     known, out = read_all(records), Path(arguments.out or "runs/paper-again")
-    plan = {name: e for name, e in plan.items() if e.id in known}
+    plan = {name: e for name, e in plan.items() if e.id in known} if "engine" in arguments else as_recorded(plan, known)
     if not plan:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
-    if out == RUNS:
+    if out.resolve() == RUNS.resolve():
         raise UsageError(f"{out} holds the runs that were recorded: give another folder to make them again")
     before = [name for name in plan if (out / name / "final.safetensors").exists()]
     with Reporter(console, runs=len(plan)) as progress:
@@ -110,12 +110,12 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
     pairs = compare_with_records(plan, out, known)
     for run in pairs:
-        ends = f"recorded {100 * run.before[-1]:.2f} %, now {100 * run.now[-1]:.2f} %"
-        said = "every round the same" if run.before == run.now else f"{100 * (run.now[-1] - run.before[-1]):+.2f} points"
-        console.print(f"{run.name}: {ends}: {said}", soft_wrap=True)
+        then, now = run.ends
+        said = "every round the same" if run.before == run.now else f"{100 * (now - then):+.2f} points"
+        console.print(f"{run.name}: recorded {100 * then:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
     console.print(f"{sum(run.before == run.now for run in pairs)} of {len(pairs)} runs are the same in every round")
     if before:
-        console.print(f"{len(before)} of them were there from an earlier --again: delete {out} to make them anew", soft_wrap=True)
+        console.print(f"{len(before)} of them were in {out} already and not made again: give another --out for that", soft_wrap=True)
     _end(console, left, failures)
 
 
@@ -131,6 +131,8 @@ def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[
     view = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("experiment", "column", "there", "missing"):
         view.add_column(head)
+    if not wanted or not seeds:
+        raise UsageError("nothing is asked for: no column, algorithm or seed is left")
     there = whole = 0
     for study, column in dict.fromkeys((cell.study.name, cell.column) for cell in wanted):
         own = [cell for cell in wanted if (cell.study.name, cell.column) == (study, column)]

@@ -20,10 +20,12 @@ from ..local.losses import Loss, as_loss
 from ..local.models import build
 from ..local.update import LocalSGD
 from ..params import flatten
+from .calls import without_dropout
 from .checks import pick_device
 from .cohort import Ask, PlainCohort
 from .drive import exact
-from .support import TOLERANCE, Unsupported, agree, without_dropout
+from .lanes import ENOUGH_LANES
+from .support import TOLERANCE, Unsupported, agree
 
 SHAPES = {"lenet": (1, 28, 28), "vgg11": (3, 32, 32), "mlp": (1, 8, 8), "logistic": (1, 8, 8)}
 # Nothing is timed differently by it, and what is compared are then gradients: in 40 steps at 0.01 a deep network makes of a millionth
@@ -41,7 +43,7 @@ class Timing:
     lowest: float
     highest: float
     rounds: float  # a second
-    memory: float  # MiB at most on the device; 0 on a CPU
+    memory: float  # MiB on the device for this engine's first round, its buffers included; 0 on a CPU
     difference: float  # from plain, relative to the norm of the update
 
 
@@ -95,8 +97,8 @@ def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: in
     fast: dict[str, Any] = {
         "native": lambda: NativeCohort(*what),
         "workers": lambda: WorkersCohort(*what),
-        "batched": lambda: BatchedCohort(*what, precision, min(m, 512)),
-        "compiled": lambda: BatchedCohort(*what, precision, min(m, 512), compiled=True),
+        "batched": lambda: BatchedCohort(*what, precision, min(m, ENOUGH_LANES)),
+        "compiled": lambda: BatchedCohort(*what, precision, min(m, ENOUGH_LANES), compiled=True),
         "streams": lambda: StreamsCohort(*what, precision, min(m, StreamsCohort.MOST)),
         "compiled-streams": lambda: StreamsCohort(*what, precision, min(m, StreamsCohort.MOST), compiled=True),
     }
@@ -120,17 +122,16 @@ def _workload(model: str, batch: int, steps: int, clients: int, device: torch.de
     y = torch.arange(len(x)) % 10
     data = Data(x, y, x[:10], y[:10], name="noise")
     net = build(model, data)
-    net = without_dropout(net) or net  # engines draw differently; without dropout they can be held to each other
+    net = without_dropout(net, data.inputs(x[:2], torch.float32)) or net  # engines draw differently; so they can be held to each other
     return Clients(data, as_split(iid(y, clients), len(y)), device, torch.float32), net, LocalSGD(epochs=1, batch_size=batch)
 
 
 def _compare(engines: list[Any], ask: Ask, repeats: int, precision: str) -> list[Timing]:
-    engines[0].train([ask])  # the others are warm after being checked
-    truth = engines[1].train([ask])[0]
+    first = [_with_memory(engine, ask) for engine in engines]
+    peaks = [peak for _, peak in first]
+    truth = first[1][0][0]
     steps, gaps = int(truth.K.sum()), [0.0, 0.0]
-    peaks: list[float] = []
-    for engine in engines[2:]:
-        ours = engine.train([ask])[0]
+    for engine, ([ours], _) in zip(engines[2:], first[2:], strict=True):
         gaps.append(float((ours.g - truth.g).norm() / truth.g.norm()))
         try:
             agree(ours, truth, TOLERANCE[precision])
@@ -138,12 +139,11 @@ def _compare(engines: list[Any], ask: Ask, repeats: int, precision: str) -> list
             raise UsageError(f"{engine.name}: {reason}; timing a wrong result would be pointless") from None
     took: list[list[float]] = [[] for _ in engines]
     for _ in range(repeats):
-        peaks = []
         for engine, times in zip(engines, took, strict=True):
             _settle(ask.w.device)
             start = time.perf_counter()
             engine.train([ask])
-            peaks.append(_settle(ask.w.device))
+            _settle(ask.w.device)
             times.append(1e6 * (time.perf_counter() - start) / steps)
     return [
         Timing(
@@ -166,11 +166,20 @@ def _named(engine: Any) -> str:
     return "compiled" if engine.name == "batched" else f"compiled-{engine.name}"
 
 
-def _settle(device: torch.device) -> float:
-    """Wait for the device; returns the most memory held since the last call, in MiB."""
+def _with_memory(engine: Any, ask: Ask) -> tuple[list[Any], float]:
+    """A first round, which also builds and warms up, and the MiB it took at most beyond what the others hold."""
+    device = ask.w.device
     if device.type != "cuda":
-        return 0.0
-    torch.cuda.synchronize(device)
-    peak = torch.cuda.max_memory_allocated(device) / 2**20
+        return engine.train([ask]), 0.0
+    _settle(device)
+    before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
-    return peak
+    answers = engine.train([ask])
+    _settle(device)
+    return answers, (torch.cuda.max_memory_allocated(device) - before) / 2**20
+
+
+def _settle(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

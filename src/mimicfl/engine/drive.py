@@ -25,6 +25,8 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> di
             busy = [(run, ask) for run, ask in asked if ask is not None]
             trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
             answers = dict(zip([run for run, _ in busy], trained, strict=True))
+            for run, _ in busy:
+                run.engine = cohort.label  # lanes may have become fewer, for want of memory
             for run, ask in busy:
                 with _noted(failed, run):
                     run.tell(ask, answers[run])  # g_i come back; v_t, c_i and w_{t+1} follow

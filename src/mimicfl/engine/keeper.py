@@ -45,10 +45,7 @@ class Keeper:
             folder.keep_rows([])
             return
         tensors, facts = saved
-        if facts.get("run") != fingerprint(run):
-            raise UsageError(
-                f"the {name} in {folder.path} is of another run (other data, split, model, loss or settings): choose another folder"
-            )
+        check_owner(folder, name, facts, run)
         run.rows = folder.rows_of(facts)
         run.engine = facts.get("engine", "plain")
         if name == "final":
@@ -98,6 +95,14 @@ class Keeper:
         """Where a run that failed can be taken up."""
         saved = self.folder.load("checkpoint")
         return f"; the last good checkpoint, of round {int(saved[1]['round'])}, is kept in {self.folder.path}" if saved else ""
+
+
+def check_owner(folder: RunFolder, name: str, facts: dict[str, str], run: "Run") -> None:
+    """Refuse what was left by a run that began otherwise, be it by an earlier version of the same settings."""
+    if facts.get("run") != fingerprint(run):
+        raise UsageError(
+            f"the {name} in {folder.path} is of another run (other data, split, model, loss or settings): choose another folder"
+        )
 
 
 def fingerprint(run: "Run") -> str:

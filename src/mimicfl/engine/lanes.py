@@ -13,7 +13,7 @@ from torch import Tensor
 from .jobs import Jobs, Needs
 
 STEP_OVERHEAD = 20  # launches of a step, counted in lanes' worth of work
-MOST_LANES = 512  # more gains nothing
+ENOUGH_LANES = 512  # more gains nothing
 CPU_LANES = 16
 ALIGNED = 64  # every lane's vector begins at a multiple of this: libraries have fast kernels for aligned memory only
 
@@ -23,7 +23,7 @@ class Lanes:
 
     def __init__(self, m: int, needs: Needs, w: Tensor, half: bool = False) -> None:
         d, device, dtype = w.shape[-1], w.device, w.dtype
-        self.m, self.needs, self.batch = m, needs, needs.batch
+        self.m, self.batch = m, needs.batch
 
         def zeros(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(m, *shape, device=device, dtype=kind)
@@ -96,4 +96,4 @@ def width(counts: Sequence[int], device: torch.device) -> int:
     def cost(lanes: int) -> float:
         return float((-(-held // lanes)).sum()) * (STEP_OVERHEAD + lanes)
 
-    return min((lanes for lanes in tried if lanes <= MOST_LANES), key=cost)
+    return min((lanes for lanes in tried if lanes <= ENOUGH_LANES), key=cost)

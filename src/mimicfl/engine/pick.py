@@ -15,12 +15,13 @@ from ..config import engine_parts
 from ..data.clients import Clients
 from ..errors import UsageError
 from ..local.update import LocalSGD
+from .calls import without_dropout
 from .cohort import Answers, Ask, Cohort, PlainCohort
 from .drive import exact
 from .jobs import Needs
 from .lanes import width
 from .run import Run
-from .support import TOLERANCE, Unsupported, agree, without_dropout
+from .support import TOLERANCE, Unsupported, agree
 
 WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which preparing another engine would only delay the run
 WORTH_COMPILING = 60.0  # seconds of training in lanes below which the compiler would only delay it
@@ -42,6 +43,7 @@ def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
     """A cohort for these runs, and one sentence that says which and why."""
     first = runs[0]
     was = {run.engine for run in runs if run.rows}
+    mixed = "; these runs began on different engines and will end equal up to rounding only" if engine == "auto" and len(was) > 1 else ""
     resumed = engine == "auto" and len(was) == 1  # runs at their first round still join those that have begun
     if engine == "auto":  # a resumed run keeps its engine, to end bit-equal
         engine = was.pop() if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
@@ -54,7 +56,8 @@ def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
     with exact(first.precision):
         if engine != "auto":
             return _asked_for(engine, runs, plain, resumed)
-        return _fastest(runs, plain, seconds)
+        cohort, why = _fastest(runs, plain, seconds)
+        return cohort, why + mixed
 
 
 def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -> tuple[Cohort, str]:
@@ -65,11 +68,11 @@ def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -
     except Unsupported as reason:
         note = "; the run began on another engine, so it will end equal up to rounding only" if resumed else f", so {engine} cannot run it"
         return plain, f"engine plain: {reason}{note}"
-    name, lanes, compiled = engine_parts(engine)
-    if compiled:
+    if getattr(cohort, "compiled", False):
         try:
             trial.check_compiled(cohort)
         except Unsupported as reason:  # what was traced still runs, and many times as fast as plain
+            name, lanes, _ = engine_parts(engine)
             return make(f"{name}:{lanes}", runs), f"engine {name}, not compiled: {reason}"
     return cohort, f"engine {cohort.name}"
 
@@ -166,11 +169,12 @@ class Trial:
     def check(self, cohort: Cohort) -> None:
         """The first clients of the first run, against the plain cohort; dropout aside, which every engine draws in its own way."""
         run, ask = self.runs[0], _few_steps(self.runs[0], 2)
-        quiet = without_dropout(run.template)
+        quiet = without_dropout(run.template, run.clients.data.inputs(run.clients.x[:2], run.clients.dtype))
         plain = self.plain if quiet is None else PlainCohort(quiet, run.clients, run.loss)
-        if quiet is not None or getattr(cohort, "compiled", False):
-            cohort = cohort.like(quiet or run.template)
-        agree(cohort.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
+        checked = cohort.like(quiet or run.template) if quiet is not None or getattr(cohort, "compiled", False) else cohort
+        agree(checked.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
+        if checked is not cohort and not getattr(cohort, "compiled", False):
+            cohort.train([ask])  # with its own chance: layers that cannot be drawn are found here, not in the first round
 
     def check_compiled(self, cohort: Any) -> None:
         """What the compiler made against what it was given: both draw the same dropout."""

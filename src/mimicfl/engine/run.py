@@ -1,4 +1,4 @@
-"""One run: its schedule, state, counts and folder; the loop in `simulate` asks it and tells it."""
+"""One run: its schedule, state, counts and folder; the loop in `drive` asks it and tells it."""
 
 import dataclasses
 import time
@@ -62,6 +62,8 @@ class Run:
         self.eval_every = whole("eval_every", eval_every)
         self.device = pick_device(device)
         self.precision = one_of("precision", precision, ["fp32", "tf32", "bf16"])
+        if self.precision != "fp32" and self.device.type != "cuda":
+            raise UsageError(f"precision {precision} is for GPUs, and this run is on the {self.device}: use device cuda, or precision fp32")
         self.algorithm = algorithms.make(algorithm)
         self.pattern = patterns.make(availability)
         self.loss = as_loss(loss or data.loss)

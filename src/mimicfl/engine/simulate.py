@@ -1,4 +1,4 @@
-"""`simulate`: the round loop of the paper."""
+"""`simulate`: one run from Python objects; and runs that train together."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -22,6 +22,7 @@ from ..local.losses import Loss
 from ..params import trainable
 from .batched.rewrite import Stackable
 from .batched.step import each
+from .calls import conv2d_call
 from .graphs import Graphs
 from .jobs import Jobs, Needs
 from .lane_cohort import LaneCohort
@@ -229,10 +230,10 @@ class Keyed(Stackable):
         super().__init__(key, None)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        ours = func is torch.conv2d and args[0].is_cuda and args[0].ndim == 4 and args[0].dtype != torch.float64
-        if ours and len(args) > 2 and args[2] is not None:
-            x, w, bias, *how = args
-            return AddBias.apply(torch.conv2d(x, w, None, *how, **(kwargs or {})), bias)
+        if func is torch.conv2d:
+            x, w, bias, *how = conv2d_call(*args, **(kwargs or {}))
+            if bias is not None and x.is_cuda and x.ndim == 4 and x.dtype != torch.float64:
+                return AddBias.apply(torch.conv2d(x, w, None, *how), bias)
         return super().__torch_function__(func, types, args, kwargs)
 
 

@@ -1,8 +1,7 @@
 """What every fast cohort does before and around its work: is the model one it can train, and does memory suffice?"""
 
-import copy
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -47,22 +46,6 @@ def agree(ours: Answers, plain: Answers, tolerance: float) -> None:
         off = float((mine - true).norm() / true.norm().clamp_min(1e-9))
         if not off <= tolerance:
             raise Unsupported(f"its fast form disagrees with PyTorch on a test batch by {100 * off:.0f} %")
-
-
-def without_dropout(model: nn.Module) -> nn.Module | None:
-    """A copy whose dropout layers let everything through; None if it has none. Engines draw differently, so they are compared so."""
-    if not any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in model.modules()):
-        return None
-    quiet = copy.deepcopy(model)
-    for layer in quiet.modules():
-        if isinstance(layer, nn.modules.dropout._DropoutNd):
-            layer.p = 0.0
-    return quiet
-
-
-def pair(value: Any) -> tuple[int, ...]:
-    """A size of a layer as two numbers, however it was given: 2, (2,) or (2, 3)."""
-    return (value, value) if isinstance(value, int) else tuple(value) * (2 // len(value))
 
 
 def halving(cohort: Sized, work: Callable[[], T]) -> T:

@@ -26,8 +26,9 @@ CHOICES = [
     Choice(
         "How far the rate falls",
         "not below 1e-5",
-        "Table II has no floor, the authors' script has one. It decides the Fashion-MNIST tables: without it the rate ends at 4e-7, every "
-        "algorithm comes to rest, and what FedAvg shook by averages out. Both are in the study `choices`. CIFAR-10 never gets there.",
+        "Table II has no floor, the authors' script has one. It decides the Fashion-MNIST tables: without it the rate ends at 4e-7, FedAvg "
+        "comes to rest, and what it shook by averages out (SCAFFOLD, with half the rounds, does not get there, nor does CIFAR-10). Both "
+        "are in the study `choices`, with standardised inputs.",
     ),
     Choice(
         "Who is there in the first round",
@@ -52,22 +53,22 @@ CHOICES = [
     Choice(
         "Inputs",
         "Fashion-MNIST between 0 and 1; CIFAR-10 standardised, with random crops and flips",
-        "Not said. With Fashion-MNIST between 0 and 1 the accuracies at P = 10 % are the printed ones within about two points; "
-        "standardised, everybody ends 5 to 8 points higher, in the same order: the studies `choices` and `standardised`. Crops and flips "
-        "are in the authors' script.",
+        "Not said. With Fashion-MNIST between 0 and 1 the accuracies at P = 10 % are the printed ones within about two points, "
+        "SCAFFOLD's within four; standardised, everybody ends 3 to 8 points higher, and SCAFFOLD, which gains least, last: the studies "
+        "`choices` and `standardised`. Crops and flips are in the authors' script.",
     ),
     Choice(
         "First weights of VGG-11",
-        "He's (normal, by the number of inputs), biases zero",
+        "He's (normal, by the number of inputs), biases zero; PyTorch's in the last layer",
         "Not said. With PyTorch's usual ones the signal dies out on the way through eleven layers: in central training at a rate of 0.01 "
-        "the loss stood at 2.302 after 900 steps, with He's it was 2.01 after 400.",
+        "the loss stood at 2.302 after 900 steps, with He's it was 2.01 after 400 (records/2026-11-15-gpu.md).",
     ),
     Choice(
         "FedProx's mu, SCAFFOLD's variant and rate",
         "mu = 0.001, the best of four; option II, the rate of the others",
-        "Given nowhere. mu was tuned at P = 10 % on seeds that no table uses (`tune-fedprox`). Table II has one rate for all, and so have "
-        "the tables here; what each algorithm does with other rates is in `tune-scaffold` and `tune-rates`: all gain from a larger one, "
-        "and MimiC is first at each.",
+        "Given nowhere. mu was tuned at P = 10 % on standardised inputs and seeds that no table uses (`tune-fedprox`); it is the smallest "
+        "tried, and hardly matters. Table II has one rate for all, and so have the tables here; what other rates do is in `tune-scaffold` "
+        "and `tune-rates`, FedProx aside: all gain from a larger one, and MimiC is first at each.",
     ),
     Choice(
         "Number of trials",

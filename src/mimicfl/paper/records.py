@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..config import BESIDE_THE_POINT, from_dict
+from .. import algorithms
+from ..config import BESIDE_THE_POINT, Experiment, from_dict
 from ..errors import UsageError
 from ..files import explained, write_text
 from ..metrics.history import History, Row
@@ -57,7 +58,11 @@ def read_all(folder: Path) -> Records:
         raise UsageError(f"{folder} is a file: give the folder of the records")
     found: Records = {}
     files: dict[str, Path] = {}
-    for file in sorted(folder.glob("*.json")):
+    try:
+        listed = sorted(file for file in folder.iterdir() if file.suffix == ".json") if folder.exists() else []
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be read: {error.strerror or error}") from None
+    for file in listed:
         history = read(file)
         own = from_dict(history.config).id
         if own in files:
@@ -79,12 +84,26 @@ def read(file: Path) -> History:
         for row in rows:
             if (name := next((name for name, value in row.items() if not _sound(name, value)), None)) is not None:
                 raise ValueError(f"its {name} of {str(row[name])[:20]} is none")
-        clients = from_dict(settings, "its settings").num_clients
+        experiment = from_dict(settings, "its settings")
+        _check_whole(rows, experiment)
     except KeyError as error:
         raise UsageError(f"{file} is not a record of a run (it has no {error}): {_REMEDY}") from None
     except (OSError, ValueError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
         raise UsageError(f"{file} is not a record of a run ({error}): {_REMEDY}") from None
-    return History(rows, torch.empty(0), clients, config=settings, environment=made)
+    return History(rows, torch.empty(0), experiment.num_clients, config=experiment.to_dict(), environment=made)
+
+
+def _check_whole(rows: list[Row], experiment: Experiment) -> None:
+    """Every round of the run, from the first to the one that ended it."""
+    if [row["round"] for row in rows] != list(range(len(rows))):
+        raise ValueError("its rounds do not follow each other")
+    if experiment.uploads is not None:
+        cost = getattr(algorithms.make(experiment.algorithm), "uploads", 1)
+        whole = 0 <= experiment.uploads - rows[-1]["uploads"] < cost or len(rows) == experiment.rounds
+    else:
+        whole = len(rows) == experiment.rounds
+    if not whole:
+        raise ValueError(f"it ends after {len(rows)} rounds and {rows[-1]['uploads']} uploads, before the run does")
 
 
 def _sound(column: str, value: Any) -> bool:

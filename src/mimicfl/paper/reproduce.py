@@ -1,5 +1,6 @@
 """Run what is missing of the paper's experiments, piece by piece, and keep a record of every run that is finished."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -9,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms, availability, runner
-from ..config import Experiment
+from ..config import Experiment, from_dict
 from ..engine import horizon
 from ..engine.checks import pick_device
 from ..errors import Diverged, UsageError, nearest, number
-from ..metrics.history import History
+from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
 from ..registry import parse
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
-from .records import Records, keep, prepare, short
+from .records import COLUMNS, Records, keep, prepare, short
 from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
@@ -68,7 +69,7 @@ def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
 
 
 def pieces(plan: Plan) -> list[Plan]:
-    """What runs together, each at most ten minutes on an H200: small models side by side, of a large one the algorithms of a seed."""
+    """What runs together, ten minutes on an H200 if one run is not longer: small models side by side, of a large one those of a seed."""
     found: dict[Any, Plan] = {}
     for name, e in plan.items():
         own = () if e.model != "vgg11" else (e.availability, e.partition, e.seed)
@@ -116,10 +117,9 @@ def reproduce(
         runner.settle(e)  # a dataset that is missing is better found out now than in an hour
     began, failures, left = time.monotonic(), [], len(plan)
     for piece in pieces(plan):
-        if minutes is not None and time.monotonic() - began >= 60 * minutes:
-            break
         try:
-            carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice))
+            if minutes is None or time.monotonic() - began < 60 * minutes:
+                carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice))
         except Diverged as error:
             failures.append(str(error))
         finally:
@@ -137,16 +137,29 @@ def _heard(asked: set[str], notice: Notice | None, sentence: str) -> None:
 
 def collect(plan: Plan, out: Path, records: Path | None) -> int:
     """Record the finished runs of a plan; returns how many there are."""
-    folders = [RunFolder(out / name) for name in plan if (out / name / "config.toml").is_file()]
-    finished = [folder for folder in folders if folder.finished]
-    if records is not None:
-        for folder in finished:
-            keep(folder, records)
-    return len(finished)
+    found = 0
+    for name, e in plan.items():
+        with contextlib.suppress(UsageError):  # who asked for the runs was told; the others are recorded all the same
+            folder = RunFolder(out / name)
+            if folder.finished and from_dict(folder.config).id == e.id:
+                if records is not None:
+                    keep(folder, records)
+                found += 1
+    return found
 
 
 def missing(plan: Plan, records: Records) -> Plan:
     return {name: e for name, e in plan.items() if e.id not in records}
+
+
+def as_recorded(plan: Plan, records: Records) -> Plan:
+    """The recorded runs of a plan, each on the engine it was made with where the device is of the same kind: equal to the bit there."""
+    found = {}
+    for name, e in plan.items():
+        if (before := records.get(e.id)) is not None:
+            same = str(before.config.get("device", "cpu"))[:3] == e.device[:3]
+            found[name] = dataclasses.replace(e, engine=before.environment.get("engine") or e.engine) if same else e
+    return found
 
 
 @dataclass(frozen=True)
@@ -154,8 +167,13 @@ class Again:
     """A recorded run made once more."""
 
     name: str
-    before: list[float]  # test accuracies, as recorded
-    now: list[float]
+    before: list[Row]  # as recorded
+    now: list[Row]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The final accuracies."""
+        return float(self.before[-1]["test_accuracy"]), float(self.now[-1]["test_accuracy"])
 
 
 def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]:
@@ -163,7 +181,9 @@ def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]
     found = []
     for name, e in plan.items():
         if (before := records.get(e.id)) is not None and (out / name / "final.safetensors").exists():
-            rows = [[row["test_accuracy"] for row in rows] for rows in (before.rows, RunFolder(out / name).rows())]
-            old, new = ([float(short("test_accuracy", a)) for a in curve if a is not None] for curve in rows)
+            folder = RunFolder(out / name)
+            if from_dict(folder.config).id != e.id:
+                raise UsageError(f"{folder.path} holds another run: give --again a folder of its own")
+            old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, read(folder).rows))
             found.append(Again(name, old, new))
     return found

@@ -19,10 +19,10 @@ from ..paper.studies import STUDIES, Study
 from . import figures
 from .html import PAGE, embedded
 from .paper_figures import draw
-from .paper_verdicts import FIRST, NO, OPEN, TIE, YES, Value, Verdict, judge, value
+from .paper_verdicts import FEW, FIRST, NO, OPEN, TIE, YES, Value, Verdict, judge, value
 from .summary import title
 
-MARKS = {YES: "✓", TIE: "≈", NO: "✗", OPEN: "…"}
+MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "1", OPEN: "…"}
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ def build(records: Records, seeds: Sequence[int], page: Path, document: Path, pi
 
 def summary(verdicts: Sequence[Verdict]) -> str:
     """How the paper's main claim fares, in one sentence."""
-    first = [v for v in verdicts if v.claim == FIRST and v.outcome != OPEN]
+    first = [v for v in verdicts if v.claim == FIRST and v.outcome not in (FEW, OPEN)]
     count = {outcome: sum(v.outcome == outcome for v in first) for outcome in (YES, TIE, NO)}
-    waiting = sum(v.outcome == OPEN for v in verdicts)
+    waiting = sum(v.outcome in (FEW, OPEN) for v in verdicts)
     ahead = f"MimiC is first beyond one standard error in {count[YES]} of {len(first)} settings"
     text = f"{ahead}, within it in {count[TIE]}, behind in {count[NO]}."
     return text + (f" {waiting} of {len(verdicts)} claims wait for runs." if waiting else "")
@@ -105,7 +105,7 @@ def _section(study: Study, records: Records, seeds: Sequence[int], verdicts: Seq
         study,
         rows,
         f"{len(runs)} of {whole} runs recorded",
-        _commands(study, len(seeds), {c: " --device cuda" if any(map(_on_gpu, own)) else "" for c, own in by_column.items()}),
+        _commands(study, len(seeds), by_column),
         ", ".join(made),
         [v for v in verdicts if v.study == study.name],
         draw(study, records, seeds),
@@ -133,9 +133,12 @@ def _ours(own: Value, seeds: int) -> str:
     return f"{own.mean:.2f}" + (f" ± {own.std:.2f}" if own.std is not None else "") + few
 
 
-def _commands(study: Study, seeds: int, device: dict[str, str]) -> list[str]:
+def _commands(study: Study, seeds: int, made: dict[str, list[History]]) -> list[str]:
     """What makes this table, and what makes each of its columns again where it was made."""
-    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device[c]} --again" for c in study.columns]
+    large = study.dataset == "cifar10"  # in bfloat16, which needs a GPU
+    device = {c: " --device cuda" if large or any(map(_on_gpu, own)) else "" for c, own in made.items()}
+    there = [c for c, own in made.items() if own]
+    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device[c]} --again" for c in there]
     return [f"mimicfl reproduce {study.name} --seeds {seeds}{max(device.values())}", *again]
 
 

@@ -12,14 +12,14 @@ from .summary import COLORS, TITLES, Group, mean_std
 
 FIRST = "MimiC is first"
 STEADY = "MimiC and MIFA are steady where FedAvg, FedProx and SCAFFOLD oscillate"
-YES, TIE, NO, OPEN = "yes", "within chance", "no", "not run yet"
+YES, TIE, NO, FEW, OPEN = "yes", "within chance", "no", "one seed only", "not run yet"
 
 
 @dataclass(frozen=True)
 class Verdict:
     claim: str
     setting: str  # the column it is about, or empty for the whole study
-    outcome: str  # YES, TIE, NO or OPEN
+    outcome: str  # YES, TIE, NO, FEW or OPEN
     evidence: str
     study: str
 
@@ -55,17 +55,20 @@ class Gap:
     points: float
     error: float  # infinite where one seed says nothing of chance
     seeds: int
+    ahead: int = 0  # in how many of them it is above zero
 
     @classmethod
     def of(cls, left: dict[int, float], right: dict[int, float]) -> "Gap":
         pairs = [left[seed] - right[seed] for seed in left if seed in right]
         mean, std = mean_std(pairs)
-        return cls(mean, math.inf if std is None else std / math.sqrt(len(pairs)), len(pairs))
+        return cls(mean, math.inf if std is None else std / math.sqrt(len(pairs)), len(pairs), sum(d > 0 for d in pairs))
 
     @property
     def outcome(self) -> str:
         """YES where it is above zero beyond its error, NO where below."""
-        return OPEN if not self.seeds else TIE if abs(self.points) <= self.error else YES if self.points > 0 else NO
+        if self.seeds < 2:
+            return FEW if self.seeds else OPEN
+        return TIE if abs(self.points) <= self.error else YES if self.points > 0 else NO
 
     def __str__(self) -> str:
         sign = "+" if self.points >= 0 else "−"
@@ -74,7 +77,7 @@ class Gap:
 
 def worst(outcomes: Sequence[str]) -> str:
     """One word for a claim about several: borne out if all are, not if any is not."""
-    return next((word for word in (OPEN, NO, TIE) if word in outcomes), YES)
+    return next((word for word in (OPEN, FEW, NO, TIE) if word in outcomes), YES)
 
 
 def runs_of(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Group | None:
@@ -123,17 +126,18 @@ def _columns(study: Study, look: Look) -> Iterator[tuple[str, str, dict[str, Val
 
 def _first(study: Study, look: Look) -> Iterator[Verdict]:
     for column, where, found in _columns(study, look):
-        if not found:
+        seeds = set.intersection(*[set(v.by_seed) for v in found.values()] or [set()])  # of all, so that nobody is judged by other seeds
+        if not seeds:
             yield Verdict(FIRST, where, OPEN, "", study.name)
             continue
-        gaps = {a: Gap.of(found["mimic"].by_seed, v.by_seed) for a, v in found.items() if a != "mimic"}
+        ends = {a: {seed: v.by_seed[seed] for seed in seeds} for a, v in found.items()}
+        gaps = {a: Gap.of(ends["mimic"], own) for a, own in ends.items() if a != "mimic"}
         second = min(gaps, key=lambda a: gaps[a].points)
-        text = f"{gaps[second]} points against {TITLES[second]}, the best of the others, over {_seeds(gaps[second].seeds)}"
-        yield Verdict(FIRST, where, gaps[second].outcome, text + _published_lead(study, column), study.name)
-
-
-def _seeds(number: int) -> str:
-    return "1 seed" if number == 1 else f"{number} seeds"
+        lead = gaps[second]
+        text = f"{lead} points against {TITLES[second]}, the best of the others, ahead in {lead.ahead} of {lead.seeds}"
+        yield Verdict(
+            FIRST, where, lead.outcome, f"{text} {'seed' if lead.seeds == 1 else 'seeds'}{_published_lead(study, column)}", study.name
+        )
 
 
 def _published_lead(study: Study, column: str) -> str:
@@ -160,7 +164,8 @@ def _moves(name: str, look: Look) -> dict[str, Gap]:
     """How far each algorithm's accuracy moves from the first column to the last; without those not run yet."""
     first, *_, last = STUDIES[name].columns
     ends = {a: (look(name, first, a), look(name, last, a)) for a in STUDIES[name].algorithms}
-    return {a: Gap.of(b.by_seed, f.by_seed) for a, (f, b) in ends.items() if f and b}
+    gaps = {a: Gap.of(b.by_seed, f.by_seed) for a, (f, b) in ends.items() if f and b}
+    return {a: gap for a, gap in gaps.items() if gap.seeds}
 
 
 def _trend(name: str, claim: str, sign: int, look: Look) -> Verdict:

@@ -9,6 +9,7 @@ import torch
 
 from .. import runner
 from ..config import Experiment
+from ..engine.keeper import check_owner
 from ..engine.run import Run
 from ..engine.simulate import together
 from ..errors import Diverged, UsageError
@@ -51,7 +52,9 @@ def carry_out(
         if folder is not None and (folder / "config.toml").exists():
             there = RunFolder(folder)
             check_same(there, settled.to_dict())
-            if there.finished:
+            if (final := there.load("final")) is not None:
+                if str(there.config.get("device", "cpu"))[:3] == run.device.type[:3]:  # the number says on what a run was made
+                    check_owner(there, "final", final[1], run)
                 results[name] = dataclasses.replace(read(there), template=run.template)
                 continue
         waiting[name] = settled, run
@@ -69,7 +72,7 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
     """Names of runs that share model, data, loss and batch shape, as many together as memory holds the states of."""
     alike: dict[Any, list[str]] = {}
     for name, run in runs.items():
-        batch = run.local.batch_size or "full"
+        batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))  # as it is, not as it may be: lanes are as wide
         key = (id(run.data), str(run.template), run.work.w.dtype, id(run.loss), batch, str(run.device), run.precision, engines[name])
         alike.setdefault(key, []).append(name)
     found = []

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..support import pair
+from ..calls import DROPOUT, conv2d_call, dropout_call, pair
 from .convolution import Conv
 
 _WORD = (1 << 32) - 1
@@ -16,7 +16,7 @@ _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B
 
 class Stackable(TorchFunctionMode):
     """Give it the number that stands for (seed, round, client, step): all chance in the model's layers follows from it.
-    `precision` is that of our convolutions; None leaves convolutions alone."""
+    `precision` is that of our convolutions where they use tensor cores (the weights' gradient); None leaves convolutions alone."""
 
     def __init__(self, key: Tensor, precision: str | None) -> None:
         super().__init__()
@@ -24,15 +24,16 @@ class Stackable(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and self.precision and (found := _convolution(*args, **kwargs)) is not None:
-            x, w, bias, *how = found
-            y = Conv.apply(x, w, *how, self.precision)
-            return y if bias is None else y + bias.view(-1, 1, 1)
-        if func in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
-            return self._dropout(func is not F.dropout, *args, **kwargs)
+        if func is torch.conv2d and self.precision:
+            x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
+            if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # the rest our kernels do not do
+                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
+                return y if bias is None else y + bias.view(-1, 1, 1)
+        if func in DROPOUT:
+            return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
         return func(*args, **kwargs)
 
-    def _dropout(self, whole_channels: bool, x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+    def _dropout(self, whole_channels: bool, x: Tensor, p: float, training: bool) -> Tensor:
         if not training or p == 0.0:
             return x
         self.site += 1
@@ -60,10 +61,3 @@ def _folded(z: Tensor) -> Tensor:
     for _ in range(3):
         z = (z ^ ((z >> 32) & _WORD)) * _MIX
     return z
-
-
-def _convolution(x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1) -> Any:
-    """The arguments as lists of two, or None for what our kernels do not do."""
-    if groups != 1 or x.ndim != 4 or isinstance(padding, str):
-        return None
-    return x, w, bias, *[list(pair(n)) for n in (stride, padding, dilation)]

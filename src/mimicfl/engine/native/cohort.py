@@ -12,8 +12,9 @@ from ...data.dataset import Data, random_moves
 from ...local.losses import LOSSES, Loss
 from ...params import flatten
 from ...seeds import number, stream
+from ..calls import without_dropout
 from ..cohort import Answers, Ask
-from ..support import Unsupported, without_dropout
+from ..support import Unsupported
 from .build import open_library
 from .generate import generate
 from .trace import trace
@@ -159,10 +160,10 @@ def loss_name(loss: Loss, data: Data) -> str:
 
 def check(program: Program, model: nn.Module, clients: Clients, loss: Loss) -> None:
     """The compiled network against autograd on a few samples: whatever the tracing missed is found here, before it matters."""
-    if (quiet := without_dropout(model)) is not None:
-        model, program = quiet, Program(quiet, clients.data, loss)
     rows = np.arange(min(CHECK_SAMPLES, len(clients.x)))
     x, y = clients.data.inputs(clients.x[rows], torch.float32), clients.y[rows]
+    if (quiet := without_dropout(model, x)) is not None:
+        model, program = quiet, Program(quiet, clients.data, loss)
     w = flatten(model)
     training = model.training
     model.train()

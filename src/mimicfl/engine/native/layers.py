@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from ...data.clients import Clients
-from ..support import Unsupported, pair
+from ..calls import conv2d_call, pair
+from ..support import Unsupported
 from .build import load
 
 HERE = Path(__file__).parent
@@ -57,8 +58,11 @@ def quick_layers(module: nn.Module, clients: Clients) -> Layers | None:
     if clients.dtype != torch.float32:
         return None
     seen = Quick(None)
-    with torch.no_grad(), torch.random.fork_rng(devices=[]), seen:
-        module(clients.data.inputs(clients.x[:2], clients.dtype))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), seen:
+            module(clients.data.inputs(clients.x[:2], clients.dtype))
+    except Exception:  # a model that does not bear being watched trains as it is
+        return None
     shapes = list(dict.fromkeys(seen.shapes))
     if not shapes or len(shapes) > MOST_SHAPES:
         return None
@@ -78,22 +82,18 @@ class Quick(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and (shape := _convolution(*args, **kwargs)):
+        if func is torch.conv2d and (shape := _convolution(*(call := conv2d_call(*args, **kwargs)))):
             self.shapes.append(shape)
             if self.layers and shape in self.layers.known:
-                x, weight, *rest = args
-                bias = kwargs.get("bias", rest[0] if rest else None)
-                return Conv.apply(x, weight, bias, shape[1], self.layers.known[shape])
+                return Conv.apply(*call[:3], shape[1], self.layers.known[shape])
         if func in (F.max_pool2d, torch.max_pool2d) and (shape := _max_pool(*args, **kwargs)):
             self.shapes.append(shape)
             if self.layers and shape in self.layers.known:
-                return Pool.apply(args[0], shape[1], self.layers.known[shape])
+                return Pool.apply(args[0] if args else kwargs["input"], shape[1], self.layers.known[shape])
         return func(*args, **kwargs)
 
 
-def _convolution(
-    x: Tensor, w: Tensor, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1
-) -> Shape | None:
+def _convolution(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Shape | None:
     """What is compiled for this call; None for what our kernels do not do, or not faster."""
     if not _plain(x) or x.ndim != 4 or w.dtype != torch.float32 or groups != 1 or isinstance(padding, str) or pair(dilation) != (1, 1):
         return None
@@ -103,8 +103,9 @@ def _convolution(
 
 
 def _max_pool(
-    x: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *more: Any, **others: Any
+    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *more: Any, **others: Any
 ) -> Shape | None:
+    x = input
     if not _plain(x) or x.ndim != 4 or any(more) or any(others.values()) or pair(padding) != (0, 0) or pair(dilation) != (1, 1):
         return None
     kernel = pair(kernel_size)
