@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.dataset import random_moves
-from ..seeds import number, stream
+from ..local.train import draw
+from ..seeds import number
 from .cohort import Answers, Ask
 
 
@@ -103,18 +103,14 @@ def list_jobs(asks: Sequence[Ask], batch: int) -> Jobs:
 
 def _plan(ask: Ask, client: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """One client's batch sizes, sample rows and moves, every batch filled up to `batch` places."""
-    clients, local = ask.clients, ask.local
-    count = int(clients.sizes[client])
-    sizes = np.array(local.batch_sizes(count))
-    order = local.order(count, sizes.tolist(), stream(ask.seed, "batches", ask.t, client))
-    moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client)).astype(np.int8) if clients.data.augment else None
-    rows = clients.split[client][order]
+    drawn, order, moves = draw(ask.clients, client, ask.local, ask.seed, (ask.t, client))
+    sizes, rows = np.array(drawn), ask.clients.split[client][order]
     if (sizes != batch).any():
         begin = np.cumsum(sizes) - sizes
         place = np.arange(batch)
         spread = (begin[:, None] + np.where(place < sizes[:, None], place, 0)).reshape(-1)
         rows, moves = rows[spread], None if moves is None else moves[spread]
-    return sizes, rows, moves
+    return sizes, rows, None if moves is None else moves.astype(np.int8)
 
 
 def _shifts(asks: Sequence[Ask]) -> Tensor | None:

@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...data.clients import Clients, Holdout
-from ...data.dataset import Data, random_moves
+from ...data.dataset import Data
 from ...local.losses import LOSSES, Loss
+from ...local.train import draw
 from ...params import flatten
-from ...seeds import number, stream
+from ...seeds import number
 from ..calls import without_dropout
 from ..cohort import Answers, Ask
 from ..support import Unsupported
@@ -123,12 +124,9 @@ class NativeCohort:
         keys, shifts, pool, target = [], [], self.pool, self.target
         for ask, row in [(asks[a], row) for a, row in jobs]:
             client, clients = int(ask.active[row]), ask.clients
-            count = int(clients.sizes[client])
-            sizes = ask.local.batch_sizes(count)
-            order = ask.local.order(count, sizes, stream(ask.seed, "batches", ask.t, client))
+            sizes, order, moves = draw(clients, client, ask.local, ask.seed, (ask.t, client))
             rows = clients.split[client][order]
             if pool is None:
-                moves = random_moves(len(order), stream(ask.seed, "augment", ask.t, client))
                 x, y = zip(*clients.batches(client, order, sizes, moves), strict=True)
                 pool, target, rows = torch.cat(x).contiguous(), self.program.target(torch.cat(y)), np.arange(len(order))
             parts.append((rows, sizes))
