@@ -22,7 +22,7 @@ from .paper_figures import draw
 from .paper_verdicts import FEW, FIRST, NO, OPEN, TIE, YES, Value, Verdict, judge, value
 from .summary import title
 
-MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "1", OPEN: "…"}
+MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "?", OPEN: "…"}
 
 
 @dataclass(frozen=True)
