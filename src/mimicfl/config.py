@@ -146,6 +146,11 @@ class Experiment:
         return "-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in word)[:40] for word in words)
 
 
+def device_kind(device: str) -> str:
+    """`cuda:1` is of the kind `cuda`."""
+    return device.partition(":")[0]
+
+
 def engine_parts(engine: str) -> tuple[str, int, bool]:
     """`batched:128:compiled` as name, lanes (0: as many as suit) and whether to compile."""
     name, *details = engine.split(":")

@@ -40,7 +40,7 @@ class Keywords(nn.Module):
 
     def forward(self, x):
         x = F.conv2d(input=x, weight=self.kernels, bias=self.offsets, padding=1)
-        return self.last(F.max_pool2d(input=x, kernel_size=2).flatten(1))
+        return self.last(torch.max_pool2d(input=x, kernel_size=2).flatten(1))
 
 
 class Viewing(nn.Module):

@@ -127,6 +127,17 @@ class TestDropout:
         assert torch.equal(quiet(x := torch.rand(3, 64)), quiet(x))
         assert without_dropout(mf.models.MLP(64, 10), torch.zeros(2, 64)) is None
 
+    def test_that_cannot_be_drawn_goes_on_plainly(self, digits, monkeypatch):
+        """What is compared is the model without its dropout; that it can be drawn is found out before the first round as well."""
+
+        def broken(key, shape):
+            raise RuntimeError("no chance")
+
+        monkeypatch.setattr("mimicfl.engine.batched.rewrite.chance", broken)
+        said = []
+        mf.simulate(**{**digits, "model": self.model()}, rounds=1, engine="batched:3", notice=said.append)
+        assert said == ["engine plain: it cannot be stacked (no chance), so batched:3 cannot run it"]
+
     @pytest.mark.parametrize("dropout", [0.0, 0.4])
     def test_what_cannot_be_compiled_runs_as_traced(self, digits, monkeypatch, dropout):
         def broken(traced, **_):

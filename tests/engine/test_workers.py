@@ -9,6 +9,7 @@ from torch import nn
 
 import mimicfl as mf
 from mimicfl.engine.cohort import PlainCohort
+from mimicfl.engine.native.layers import Quick
 from mimicfl.engine.support import Unsupported
 from mimicfl.engine.workers import WorkersCohort
 from mimicfl.local.losses import as_loss
@@ -24,7 +25,7 @@ class TestWorkers:
         loss = as_loss("cross-entropy")
         assert_same(WorkersCohort(model, clients, loss, workers=3).train(asks), PlainCohort(model, clients, loss).train(asks))
 
-    @pytest.mark.parametrize("name", ["convolutions", "groups", "residual"])
+    @pytest.mark.parametrize("name", ["convolutions", "groups", "residual", "keywords"])
     def test_compiled_layers_equal_plain(self, name):
         """In float32 small convolutions and pooling are compiled, wherever the model calls them."""
         model, clients = problem(MODELS[name](), dtype=torch.float32)
@@ -33,6 +34,11 @@ class TestWorkers:
         cohort = WorkersCohort(model, clients, loss, workers=3)
         assert "forward" in vars(cohort.plain.work.module)
         assert_same(cohort.train(asks), PlainCohort(model, clients, loss).train(asks), rtol=1e-4)
+
+    def test_layers_are_recognised_however_they_are_called(self):
+        with Quick(None) as seen:
+            MODELS["keywords"]()(torch.zeros(2, 1, 8, 8))
+        assert [kind for kind, _ in seen.shapes] == ["Convolution", "MaxPool"]
 
     @pytest.mark.parametrize("model", [MODELS["mlp"], Viewing])
     def test_equal_plain_to_the_bit_where_the_layout_stays(self, model):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import algorithms, availability, runner
-from ..config import Experiment, from_dict
+from ..config import Experiment, device_kind, from_dict
 from ..engine import horizon
 from ..engine.checks import pick_device
 from ..errors import Diverged, UsageError, nearest, number
@@ -157,7 +157,7 @@ def as_recorded(plan: Plan, records: Records) -> Plan:
     found = {}
     for name, e in plan.items():
         if (before := records.get(e.id)) is not None:
-            same = str(before.config.get("device", "cpu"))[:3] == e.device[:3]
+            same = device_kind(str(before.config["device"])) == device_kind(e.device)
             found[name] = dataclasses.replace(e, engine=before.environment.get("engine") or e.engine) if same else e
     return found
 

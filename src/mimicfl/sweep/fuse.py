@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import runner
-from ..config import Experiment
+from ..config import Experiment, device_kind
 from ..engine.keeper import check_owner
 from ..engine.run import Run
 from ..engine.simulate import together
@@ -53,7 +53,7 @@ def carry_out(
             there = RunFolder(folder)
             check_same(there, settled.to_dict())
             if (final := there.load("final")) is not None:
-                if str(there.config.get("device", "cpu"))[:3] == run.device.type[:3]:  # the number says on what a run was made
+                if device_kind(str(there.config.get("device", "cpu"))) == run.device.type:  # the number says on what a run was made
                     check_owner(there, "final", final[1], run)
                 results[name] = dataclasses.replace(read(there), template=run.template)
                 continue
