@@ -226,6 +226,15 @@ def test_half_a_run_is_no_record(tiny, made, tmp_path, cut):
         read(file)
 
 
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
+    def refused(folder):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.iterdir", refused)
+    with pytest.raises(UsageError, match="cannot be read: Permission denied"):
+        read_all(tmp_path)
+
+
 def test_a_default_may_be_missing_from_a_record(tiny, made, tmp_path):
     file = next(file for file in (tmp_path / "records").iterdir() if "-s0-" in file.name)
     record = json.loads(file.read_text())
