@@ -67,8 +67,8 @@ CHOICES = [
         "FedProx's mu, SCAFFOLD's variant and rate",
         "mu = 0.001, the best of four; option II, the rate of the others",
         "Given nowhere. mu was tuned at P = 10 % on standardised inputs and seeds that no table uses (`tune-fedprox`); it is the smallest "
-        "tried, 0.01 is as good and 1 far worse. Table II has one rate for all, and so have the tables here; what other rates do is in `tune-scaffold` "
-        "and `tune-rates`, FedProx aside: all gain from a larger one, and MimiC is first at each.",
+        "tried, 0.01 is as good and 1 far worse. Table II has one rate for all, and so have the tables here; what other rates do is in "
+        "`tune-scaffold` and `tune-rates`, FedProx aside: all gain from a larger one, and MimiC is first at each.",
     ),
     Choice(
         "Number of trials",
