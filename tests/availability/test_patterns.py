@@ -15,6 +15,7 @@ SPECS = [
     "always",
     "bounded:7",
     "bounded:7,phase=random",
+    "bounded:7,gaps=half-normal",
     "static:0.3",
     "time-varying:0.25",
     "markov:0.2,0.4",
@@ -50,10 +51,15 @@ def test_warm_start_puts_everybody_into_round_zero(spec):
     np.testing.assert_array_equal(warm[1:], av.schedule(av.make(spec), 20, 12, 3, COUNTS)[1:])
 
 
-@given(tau=st.integers(0, 30), seed=st.integers(0, 1000), phase=st.sampled_from(["aligned", "random"]))
+@given(
+    tau=st.integers(0, 30),
+    seed=st.integers(0, 1000),
+    phase=st.sampled_from(["aligned", "random"]),
+    gaps=st.sampled_from(["uniform", "half-normal"]),
+)
 @settings(max_examples=40, deadline=None)
-def test_bounded_is_periodic_and_bounded(tau, seed, phase):
-    available = av.schedule(av.Bounded(tau, phase), 100, 8, seed)
+def test_bounded_is_periodic_and_bounded(tau, seed, phase, gaps):
+    available = av.schedule(av.Bounded(tau, phase, gaps), 100, 8, seed)
     assert av.observe(available).tau_max <= max(tau, 1)
     for i in range(8):
         gaps = np.diff(np.flatnonzero(available[:, i]))
@@ -69,6 +75,15 @@ def test_bounded_periods_are_uniform_from_zero():
     assert abs(every - 2 / 21) < 0.015
     slowest = (available[1:20].sum(axis=0) == 0).mean()  # period 20
     assert abs(slowest - 1 / 21) < 0.015
+
+
+def test_half_normal_gaps_are_short():
+    """|3 z| rounds to 0 or 1 where |z| < 1/2, and to 2 where it is between 1/2 and 5/6."""
+    available = av.schedule(av.Bounded(20, gaps="half-normal"), 24, 4000, seed=0)
+    assert abs(available.all(axis=0).mean() - 0.383) < 0.02
+    second = (available[::2].all(axis=0) & ~available[1::2].any(axis=0)).mean()
+    assert abs(second - 0.212) < 0.02
+    np.testing.assert_array_equal(available, av.schedule(av.Bounded(100, gaps="half-normal"), 24, 4000, seed=0))
 
 
 def test_static_answers_with_probability_p():
@@ -159,6 +174,7 @@ def test_own_pattern_needs_one_method():
         ("bounded:-1", "at least 0"),
         ("bounded:2.5", "whole number"),
         ("bounded:5,phase=late", "phase 'late' is unknown"),
+        ("bounded:5,gaps=long", "gaps 'long' is unknown"),
         ("bounded:5,speed=3", "no option 'speed'"),
         ("bounded:5,6,7,8", "too many"),
         ("bounded:5,tau_max=6", "twice"),

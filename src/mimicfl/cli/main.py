@@ -81,7 +81,9 @@ def parser() -> Parser:
     p.add_argument("--list", action="store_true", help="list the experiments")
     p.add_argument("--status", action="store_true", help="say which runs are recorded and which are missing")
     p.add_argument(
-        "--seeds", help="how many (3: the first three) or which (0,2), counted from an experiment's first; default 3", metavar="SEEDS"
+        "--seeds",
+        help="how many (3: the first three) or which (0,2; one alone as 2,), counted from an experiment's first; default 3",
+        metavar="SEEDS",
     )
     p.add_argument("--columns", nargs="+", help="only these columns of the tables", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="only these algorithms", metavar="NAME")

@@ -47,6 +47,10 @@ class Study:
     claimed: bool = True  # does the paper say who is first here?
     first_seed: int = 0  # tuning has seeds of its own, so that nothing is chosen by what it is then judged by
 
+    def place(self, column: str) -> str:
+        """`P = 10%`, or what the column says by itself."""
+        return f"{self.head} = {column}" if self.head else column
+
     def experiment(self, column: str, algorithm: str, seed: int, scale: float = 1.0) -> Experiment:
         """The run of one cell and seed (counted from 0)."""
         settings = BASE[self.dataset] | {"algorithm": algorithm} | TUNED.get(algorithm, {}) | self.columns[column]
@@ -238,8 +242,8 @@ STUDIES = {
         Study(
             "gaps",
             "Table III, other readings of the gaps, Fashion-MNIST",
-            "tau_max = 20 once more: as chosen, with clients that start anywhere in their period, and with the gaps of the authors' script, "
-            "half-normal instead of uniform: most clients are there every round or every few, whatever tau_max is.",
+            "tau_max = 20 once more: as chosen, with clients that start anywhere in their period, and with the half-normal gaps of the "
+            "authors' script: about half of the clients are there in a round, whatever tau_max is.",
             "fmnist",
             "",
             {"as chosen": _gaps(20)["20"]}

@@ -13,7 +13,7 @@ from .summary import AXES, METRICS, Group, group, main_metric
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
 
 
-def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads") -> Figure:
+def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", heading: str = "") -> Figure:
     """One line per algorithm, mean over seeds, with a band of one standard deviation."""
     groups: list[Group] = [g for g in runs if isinstance(g, Group)] or group([h for h in runs if isinstance(h, History)])
     metric = main_metric(groups)
@@ -31,7 +31,7 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads") -> 
         axes.set_yscale("log")
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(METRICS[metric])
-    axes.set_title(subtitle(groups), fontsize=10, color=INK, loc="left")
+    axes.set_title(", ".join([heading, *_spread(groups)]) if heading else subtitle(groups), fontsize=10, color=INK, loc="left")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
@@ -43,10 +43,15 @@ def subtitle(groups: Sequence[Group]) -> str:
     config = groups[0].runs[0].config if groups else {}
     if not config:
         return ""
-    seeds = max(len(g.runs) for g in groups)
-    words = [str(config.get("dataset", "")), f"{config.get('num_clients')} clients"] + [f"mean ± std of {seeds} seeds"] * (seeds > 1)
+    words = [str(config.get("dataset", "")), f"{config.get('num_clients')} clients", *_spread(groups)]
     patterns = {str(run.config.get("availability")) for g in groups for run in g.runs}
     return ", ".join(words) + (f"\n{patterns.pop()}" if len(patterns) == 1 else "")
+
+
+def _spread(groups: Sequence[Group]) -> list[str]:
+    """What lines and bands are, where there is more than one seed."""
+    seeds = max(len(g.runs) for g in groups)
+    return [f"mean ± std of {seeds} seeds"] * (seeds > 1)
 
 
 def availability(available: np.ndarray, title: str = "") -> Figure:

@@ -1,5 +1,6 @@
 """The paper's figures, drawn from the records; and its tables as pictures: what it prints beside what came out here."""
 
+import re
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -20,8 +21,8 @@ def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figu
         for column in study.columns:
             groups = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
             if groups:
-                suffix = f"-{column.rstrip('%')}" if len(study.columns) > 1 else ""
-                found[study.name + suffix] = curves(groups)
+                suffix = f"-{'-'.join(re.findall(r'[a-z0-9.]+', column))}" if len(study.columns) > 1 else ""
+                found[study.name + suffix] = curves(groups, heading=f"{study.title}, {study.place(column)}")
     elif study.drawn == "against" and (figure := _against(study, records, seeds)):
         found[study.name] = figure
     if len(study.columns) > 1 and study.published and (figure := _beside(study, records, seeds)):
@@ -42,12 +43,15 @@ def _against(study: Study, records: Records, seeds: Sequence[int]) -> Figure | N
     """Final accuracy against what the columns vary."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = _axes(figure, study)
+    columns = [float(c) for c in study.columns]
+    aside = 0.006 * (max(columns) - min(columns))  # so that bars at the same place do not hide each other
     lines = 0
-    for algorithm in study.algorithms:
+    for i, algorithm in enumerate(study.algorithms):
         points = [(float(c), v) for c in study.columns if (v := value(Cell(study, c, algorithm), records, seeds))]
         if len(points) > 1:
-            x, values = zip(*points, strict=True)
+            places, values = zip(*points, strict=True)
             spread = [v.std or 0.0 for v in values]
+            x = [place + (i - (len(study.algorithms) - 1) / 2) * aside for place in places]
             axes.errorbar(x, [v.mean for v in values], yerr=spread, color=COLORS[algorithm], label=title(algorithm), marker="o", capsize=3)
             lines += 1
     if not lines:
@@ -65,12 +69,13 @@ def _beside(study: Study, records: Records, seeds: Sequence[int]) -> Figure | No
     for i, algorithm in enumerate(study.algorithms):
         for k, column in enumerate(study.columns):
             x = k + (i - (len(study.algorithms) - 1) / 2) * step
-            axes.plot(x - step / 6, study.published[algorithm][column][0], "o", mfc="white", mec=COLORS[algorithm], ms=7)
+            if printed := study.published[algorithm].get(column):
+                axes.plot(x - step / 6, printed[0], "o", mfc="white", mec=COLORS[algorithm], ms=7)
             if found := value(Cell(study, column, algorithm), records, seeds):
                 drawn = True
                 axes.errorbar(x + step / 6, found.mean, yerr=found.std or 0.0, fmt="o", color=COLORS[algorithm], ms=7, capsize=2)
         axes.plot([], [], "o", color=COLORS[algorithm], label=title(algorithm))
     axes.plot([], [], "o", mfc="white", mec="#666666", label="published")
-    axes.set_xticks(range(len(study.columns)), [f"{study.head} {column}" for column in study.columns])
+    axes.set_xticks(range(len(study.columns)), [study.place(column) for column in study.columns])
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure if drawn else None

@@ -121,7 +121,7 @@ def _columns(study: Study, look: Look) -> Iterator[tuple[str, str, dict[str, Val
     """Each column with how it is called and what all algorithms reached in it; nothing until all are there."""
     for column in study.columns:
         found = {a: v for a in study.algorithms if (v := look(study.name, column, a))}
-        yield column, f"{study.head} = {column}", found if len(found) == len(study.algorithms) else {}
+        yield column, study.place(column), found if len(found) == len(study.algorithms) else {}
 
 
 def _first(study: Study, look: Look) -> Iterator[Verdict]:
