@@ -10,7 +10,7 @@ from mimicfl.metrics.history import History
 from mimicfl.paper.reproduce import Cell
 from mimicfl.paper.studies import STUDIES
 from mimicfl.report.paper import build, summary
-from mimicfl.report.paper_verdicts import FEW, FIRST, NO, OPEN, STEADY, TIE, YES, Verdict, judge, value
+from mimicfl.report.paper_verdicts import FEW, FIRST, NO, OPEN, PRINTED, STEADY, TIE, YES, Verdict, judge, value
 
 SEEDS = [0, 1, 2]
 
@@ -102,6 +102,24 @@ def test_the_papers_own_numbers_bear_its_claims_out():
     found = {(v.claim, v.place): v for v in judge(records, SEEDS) if v.outcome != OPEN and v.claim != STEADY}  # curves are not in print
     assert len(found) > 15
     assert {key: v.evidence for key, v in found.items() if v.outcome != YES} == {}
+
+
+def test_the_numbers_in_print():
+    """P = 10 %: 64.71 ± 2.26, 66.91 ± 7.24, 63.77 ± 4.66, 68.58 ± 6.45 and 72.22 ± 5.28 of three trials."""
+    near = {"fedavg": [63, 65, 67], "fedprox": [60, 65, 70], "scaffold": [62, 65, 68], "mifa": [70, 71, 72], "mimic": [70, 73, 76]}
+    found = verdict(recorded(*P10, near), PRINTED, P10[0], "")
+    assert (found.outcome, found.evidence) == (
+        YES,
+        "5 of 5 within two standard errors; by +0.6 points on average, by +2.4 for MIFA at P = 10%",
+    )
+    far = verdict(recorded(*P10, near | {"fedavg": [50, 51, 52]}), PRINTED, P10[0], "")
+    assert far.outcome == TIE  # one of five is nothing unusual
+    assert far.evidence.startswith("4 of 5 within two standard errors; by −2.2 points on average, by −13.7 for FedAvg")
+    assert verdict(recorded(*P10, near | LOW), PRINTED, P10[0], "").outcome == NO  # three of five are
+    assert verdict(recorded(*P10, {"mimic": [72]}), PRINTED, P10[0], "").outcome == FEW
+    assert verdict(recorded(*P10, {"mimic": [72, 73]}), PRINTED, "table-3", "").outcome == OPEN
+    bare = verdict(recorded("table-3", "20", {"mimic": [75, 76, 77]}), PRINTED, "table-3", "")
+    assert "(the paper prints none: ours for both)" in bare.evidence
 
 
 def test_trends_over_the_columns():

@@ -119,7 +119,8 @@ STUDIES = {
         Study(
             "table-3",
             "Table III, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings; client i is there every tau_i rounds, tau_i uniform up to tau_max.",
+            "Test accuracy after 200 model uploadings; client i is there every tau_i rounds, tau_i uniform up to tau_max. "
+            "(The authors' script draws other gaps: the study `gaps`.)",
             "fmnist",
             "tau_max",
             _gaps(20, 50, 100),
