@@ -9,8 +9,9 @@ from mimicfl.errors import UsageError
 from mimicfl.metrics.history import History
 from mimicfl.paper.reproduce import Cell
 from mimicfl.paper.studies import STUDIES
+from mimicfl.report.gap import FEW, NO, OPEN, TIE, YES
 from mimicfl.report.paper import build, summary
-from mimicfl.report.paper_verdicts import FEW, FIRST, NO, OPEN, PRINTED, STEADY, TIE, YES, Verdict, judge, value
+from mimicfl.report.paper_verdicts import FIRST, PRINTED, STEADY, Verdict, judge, value
 
 SEEDS = [0, 1, 2]
 

@@ -59,7 +59,14 @@ def test_the_verdict_is_computed_and_honest():
     assert "ahead in 2 of 2 seeds" in say(("fedavg", [0.90, 0.91]), ("mimic", [0.70, 0.71]))
     assert "one seed" in say(("fedavg", [0.9]), ("mimic", [0.7]))
     assert "call it a tie" in say(("fedavg", [0.80, 0.60]), ("mimic", [0.79, 0.65]))
+    assert "ahead in 2 of 2 seeds" in say(("fedavg", [0.80, 0.60]), ("mimic", [0.79, 0.58]))  # seeds differ by more than algorithms do
+    assert "but behind it in the seeds that both have" in say(("fedavg", [0.70, 0.60, 0.95]), ("mimic", [0.73, 0.62]))
     assert say(("mimic", [0.5])) == "MimiC ends at 50.0 %."
+
+
+def test_without_a_seed_in_common_chance_is_not_known():
+    groups = summary.group([history([0.9], "fedavg", seed=0), history([0.8], "fedavg", seed=1), history([0.7], "mimic", seed=2)])
+    assert "no seed in common" in summary.verdict(groups)
 
 
 def test_the_best_is_marked_and_only_the_best():

@@ -17,9 +17,10 @@ from ..paper.records import Records
 from ..paper.reproduce import Cell
 from ..paper.studies import STUDIES, Study
 from . import figures
+from .gap import FEW, NO, OPEN, TIE, YES
 from .html import PAGE, embedded
 from .paper_figures import draw
-from .paper_verdicts import FEW, FIRST, NO, OPEN, TIE, YES, Value, Verdict, judge, value
+from .paper_verdicts import FIRST, Value, Verdict, judge, value
 from .summary import title
 
 MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "?", OPEN: "…"}

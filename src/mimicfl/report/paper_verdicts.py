@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from ..paper.records import Records
 from ..paper.reproduce import Cell
 from ..paper.studies import STUDIES, Study
-from .summary import COLORS, TITLES, Group, mean_std
+from .gap import FEW, NO, OPEN, TIE, YES, Gap, mean_std, signed
+from .summary import COLORS, TITLES, Group
 
 FIRST = "MimiC is first"
 PRINTED = "The accuracies are those in print"
 STEADY = "MimiC and MIFA are steady where FedAvg, FedProx and SCAFFOLD oscillate"
 TRIALS = 3  # of the paper, by its Table II
-YES, TIE, NO, FEW, OPEN = "yes", "within chance", "no", "one seed only", "not run yet"
 
 
 @dataclass(frozen=True)
@@ -50,36 +50,6 @@ class Value:
         return mean_std(list(self.swings.values()))[0]
 
 
-def _signed(points: float) -> str:
-    return f"{'+' if points >= 0 else '−'}{abs(points):.1f}"
-
-
-@dataclass(frozen=True)
-class Gap:
-    """A difference and its standard error, seed by seed: what is compared shares a seed's split, schedule and first model."""
-
-    points: float
-    error: float  # infinite where one seed says nothing of chance
-    seeds: int
-    ahead: int = 0  # in how many of them it is above zero
-
-    @classmethod
-    def of(cls, left: dict[int, float], right: dict[int, float]) -> "Gap":
-        pairs = [left[seed] - right[seed] for seed in left if seed in right]
-        mean, std = mean_std(pairs)
-        return cls(mean, math.inf if std is None else std / math.sqrt(len(pairs)), len(pairs), sum(d > 0 for d in pairs))
-
-    @property
-    def outcome(self) -> str:
-        """YES where it is above zero beyond its error, NO where below."""
-        if self.seeds < 2:
-            return FEW if self.seeds else OPEN
-        return TIE if abs(self.points) <= self.error else YES if self.points > 0 else NO
-
-    def __str__(self) -> str:
-        return _signed(self.points) + (f" ± {self.error:.1f}" if math.isfinite(self.error) else "")
-
-
 def worst(outcomes: Sequence[str]) -> str:
     """One word for a claim about several: borne out if all are, not if any is not."""
     return next((word for word in (OPEN, FEW, NO, TIE) if word in outcomes), YES)
@@ -96,7 +66,7 @@ def value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0
     if group is None:
         return None
     alone = {int(run.config["seed"]): Group(group.label, group.color, [run]) for run in group.runs}
-    finals = {seed: 100 * own.finals("test_accuracy")[0] for seed, own in alone.items()}
+    finals = {seed: 100 * end for seed, end in group.by_seed("test_accuracy").items()}
     return Value(finals, {seed: 100 * (own.swing("test_accuracy") or 0.0) for seed, own in alone.items()})
 
 
@@ -213,7 +183,7 @@ def _in_print(study: Study, look: Look) -> Verdict:
         near += abs(off[a, c]) <= 2 * math.sqrt(own**2 / len(v.by_seed) + theirs**2 / TRIALS) + 1e-9
     a, c = max(off, key=lambda key: abs(off[key]))
     text = f"{near} of {len(off)} within two standard errors" + bare * " (the paper prints none: ours for both)"
-    text += f"; by {_signed(sum(off.values()) / len(off))} points on average, by {_signed(off[a, c])} for {TITLES[a]} at {study.place(c)}"
+    text += f"; by {signed(sum(off.values()) / len(off))} points on average, by {signed(off[a, c])} for {TITLES[a]} at {study.place(c)}"
     n, far = len(off), len(off) - near
     chance = sum(math.comb(n, k) * 0.125**k * 0.875 ** (n - k) for k in range(far, n + 1))
     return Verdict(PRINTED, "", YES if far <= n / 8 else TIE if chance > 0.05 else NO, text, study.name)

@@ -10,6 +10,7 @@ import numpy as np
 from ..config import BESIDE_THE_POINT
 from ..metrics.history import History, Row
 from ..registry import parse
+from .gap import NO, TIE, Gap, mean_std
 
 TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
 # Colours that stay apart for colour-blind readers, on white and on dark.
@@ -44,6 +45,11 @@ class Group:
 
     def finals(self, metric: str) -> list[float]:
         return [float(value) for run in self.runs if (value := run.last(metric)) is not None]
+
+    def by_seed(self, metric: str) -> dict[int, float]:
+        """The finals of the runs whose seed is known: under one seed, groups share split, schedule and first model."""
+        finals = {run.config.get("seed"): run.last(metric) for run in self.runs}
+        return {int(seed): float(end) for seed, end in finals.items() if seed is not None and end is not None}
 
     def curve(self, metric: str, axis: str = "uploads") -> Curve:
         return average([series(run.rows, metric, axis) for run in self.runs], by_position=axis == "megabytes")
@@ -82,13 +88,6 @@ def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
         x, y = np.array(shared), np.array([[dict(run)[v] for v in shared] for run in runs])
     std = y.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(len(x))
     return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist())
-
-
-def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
-    """Mean and standard deviation; of a single value no spread is known."""
-    if not values:
-        return math.nan, None
-    return statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
 
 
 def group(histories: Sequence[History]) -> list[Group]:
@@ -149,25 +148,19 @@ def verdict(groups: Sequence[Group]) -> str:
         return f"{winner.label} ends at {show(metric, mean, std)}."
     second = best(others, metric)
     assert second is not None
-    mean2, std2 = mean_std(second.finals(metric))
-    gap = abs(mean - mean2)
+    gap = abs(mean - mean_std(second.finals(metric))[0])
     lead = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
     text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}"
-    if std is None or std2 is None:
-        return f"{text} (one seed: how much of that is chance is not known)."
-    error = math.sqrt(std**2 / len(winner.finals(metric)) + std2**2 / len(second.finals(metric)))
-    if gap <= error:
-        return f"{text}, which is within one standard error: call it a tie."
-    return text + _in_how_many(winner, second, metric) + "."
-
-
-def _in_how_many(winner: Group, second: Group, metric: str) -> str:
-    """Seeds share split, schedule and first model, so they can be compared one by one."""
-    by_seed = [{run.config.get("seed"): run.last(metric) for run in g.runs} for g in (winner, second)]
-    shared = [seed for seed in by_seed[0] if seed is not None and by_seed[0][seed] is not None and by_seed[1].get(seed) is not None]
     sign = 1 if higher_is_better(metric) else -1
-    ahead = sum(sign * by_seed[0][seed] > sign * by_seed[1][seed] for seed in shared)
-    return f", ahead in {ahead} of {len(shared)} seeds" if shared else ""
+    shared = Gap.of(*({seed: sign * end for seed, end in g.by_seed(metric).items()} for g in (winner, second)))
+    if shared.seeds < 2:
+        few = "one seed" if shared.seeds else "no seed in common"
+        return f"{text} ({few}: how much of that is chance is not known)."
+    if shared.outcome == TIE:
+        return f"{text}, which is within one standard error of the differences seed by seed: call it a tie."
+    if shared.outcome == NO:  # where some seeds are missing
+        return f"{text}, but behind it in the seeds that both have."
+    return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds."
 
 
 def show(metric: str, mean: float, std: float | None = None) -> str:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from .summary import Group, best, higher_is_better, main_metric, mean_std, show
+from .gap import mean_std
+from .summary import Group, best, higher_is_better, main_metric, show
 
 HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
 
