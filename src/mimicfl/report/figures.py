@@ -50,8 +50,8 @@ def subtitle(groups: Sequence[Group]) -> str:
 
 def _spread(groups: Sequence[Group]) -> list[str]:
     """What lines and bands are, where there is more than one seed."""
-    seeds = max(len(g.runs) for g in groups)
-    return [f"mean ± std of {seeds} seeds"] * (seeds > 1)
+    least, most = min(len(g.runs) for g in groups), max(len(g.runs) for g in groups)
+    return [f"mean ± std of {most if least == most else f'{least} to {most}'} seeds"] * (most > 1)
 
 
 def availability(available: np.ndarray, title: str = "") -> Figure:

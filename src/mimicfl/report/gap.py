@@ -16,7 +16,8 @@ def mean_std(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def signed(points: float) -> str:
-    return f"{'+' if points >= 0 else '−'}{abs(points):.1f}"
+    """`+1.0` or `−1.0`, with a minus as wide as the plus; what rounds to nothing is `+0.0`."""
+    return f"{'−' if round(points, 1) < 0 else '+'}{abs(points):.1f}"
 
 
 @dataclass(frozen=True)

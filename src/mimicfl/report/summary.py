@@ -10,7 +10,7 @@ import numpy as np
 from ..config import BESIDE_THE_POINT
 from ..metrics.history import History, Row
 from ..registry import parse
-from .gap import NO, TIE, Gap, mean_std
+from .gap import TIE, Gap, mean_std
 
 TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
 # Colours that stay apart for colour-blind readers, on white and on dark.
@@ -139,6 +139,7 @@ def best(groups: Sequence[Group], metric: str) -> Group | None:
 def verdict(groups: Sequence[Group]) -> str:
     """Who ends best and by how much, computed from the runs; a lead within one standard error is called a tie."""
     metric = main_metric(groups)
+    groups, few = _with_seeds_in_common(groups, metric)
     winner = best(groups, metric)
     if winner is None:
         return "No evaluated round yet."
@@ -150,17 +151,23 @@ def verdict(groups: Sequence[Group]) -> str:
     assert second is not None
     gap = abs(mean - mean_std(second.finals(metric))[0])
     lead = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
-    text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}"
+    text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}{few}"
     sign = 1 if higher_is_better(metric) else -1
     shared = Gap.of(*({seed: sign * end for seed, end in g.by_seed(metric).items()} for g in (winner, second)))
     if shared.seeds < 2:
-        few = "one seed" if shared.seeds else "no seed in common"
-        return f"{text} ({few}: how much of that is chance is not known)."
+        return f"{text} ({'one seed' if shared.seeds else 'no seed in common'}: how much of that is chance is not known)."
     if shared.outcome == TIE:
         return f"{text}, which is within one standard error of the differences seed by seed: call it a tie."
-    if shared.outcome == NO:  # where some seeds are missing
-        return f"{text}, but behind it in the seeds that both have."
     return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds."
+
+
+def _with_seeds_in_common(groups: Sequence[Group], metric: str) -> tuple[Sequence[Group], str]:
+    """The groups without runs under seeds that others lack, and words that say so; all of them if no seed is in every group."""
+    seeds = set.intersection(*[set(g.by_seed(metric)) for g in groups] or [set()])
+    kept = [Group(g.label, g.color, [run for run in g.runs if run.config.get("seed") in seeds]) for g in groups]
+    if not seeds or all(len(k.runs) == len(g.runs) for k, g in zip(kept, groups, strict=True)):
+        return groups, ""
+    return kept, f" in the {len(seeds)} seeds that all have" if len(seeds) > 1 else ""
 
 
 def show(metric: str, mean: float, std: float | None = None) -> str:
