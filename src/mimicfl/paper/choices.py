@@ -27,9 +27,9 @@ CHOICES = [
         "How far the rate falls",
         "not below 1e-5",
         "Table II has no floor, the authors' script has one. It decides the Fashion-MNIST tables: without it the rate ends at 4e-7, FedAvg "
-        "comes to rest, its swings die out, and MimiC's lead at P = 10 % is gone or nearly (SCAFFOLD, with half the rounds, does not get "
-        "there, nor does CIFAR-10). Both are in the study `choices`. This and the inputs were settled by comparing with the printed "
-        "numbers at P = 10 %, so that agreement there is partly a matter of choice.",
+        "comes to rest, its swings die out, and MimiC's lead over it at P = 10 % shrinks to a point or less (SCAFFOLD, with half the "
+        "rounds, does not get there, nor does CIFAR-10). Both are in the study `choices`. This and the inputs were settled by comparing "
+        "with the printed numbers at P = 10 %, so that agreement there is partly a matter of choice.",
     ),
     Choice(
         "Who is there in the first round",

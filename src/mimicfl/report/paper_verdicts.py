@@ -202,8 +202,12 @@ def _in_print(study: Study, look: Look) -> Verdict:
         room[a, c] = 2 * math.sqrt(own**2 / len(v.by_seed) + (own if std is None else std) ** 2 / TRIALS)
     far = sum(off[key] > room[key] + 1e-9 for key in off)
     a, c = max(off, key=off.__getitem__)
-    text = f"{len(off) - far} of {len(off)} cells within two standard errors, in the median {statistics.median(room.values()):.1f} points"
-    text += "" if all(study.published[a][c][1] is not None for a, c in known) else " (no spread is printed; ours stands for both)"
-    text += f"; they differ by {statistics.mean(off.values()):.1f} on average, at most by {off[a, c]:.1f} ({TITLES[a]}, {study.place(c)})"
+    wide = f"{statistics.median(room.values()):.1f} points"
+    bare = "" if all(study.published[a][c][1] is not None for a, c in known) else " (no spread is printed; ours stands for both)"
+    if len(off) == 1:
+        text = f"they differ by {off[a, c]:.1f}, two standard errors are {wide}{bare}"
+    else:
+        text = f"{len(off) - far} of {len(off)} cells within two standard errors, in the median {wide}{bare}; "
+        text += f"they differ by {statistics.mean(off.values()):.1f} on average, at most by {off[a, c]:.1f} ({TITLES[a]}, {study.place(c)})"
     text += "" if len(known) == len(cells) else f"; {len(cells) - len(known)} cells are not run yet"
     return Verdict(PRINTED, "", NO if far > len(off) / 4 else TIE if far else YES, text, study.name)
