@@ -46,8 +46,9 @@ CHOICES = [
         "Gaps and phases of the bounded pattern",
         "tau_i uniform up to tau_max, everybody counts from round 0",
         "The text has uniform gaps and says nothing of phases. The authors' script counts from round 0, too, but draws the gaps from a "
-        "half-normal distribution that tau_max hardly touches: some 18 of 30 clients are there in a round, at tau_max = 20 as at 100. "
-        "The study `gaps` is for both, and for random phases.",
+        "half-normal distribution that tau_max hardly touches: some 18 of 30 clients are there in a round, at tau_max = 20 as at 100, "
+        "which would explain why the printed columns differ so little. The study `gaps` is for both, and for random phases; what else the "
+        "script does: records/2026-11-15-script.md.",
     ),
     Choice(
         "Static probabilities",
