@@ -24,6 +24,7 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     out = capsys.readouterr().out
     assert "6 of 9" in out
     assert "FedAvg 1, SCAFFOLD 1, MimiC 1" in out
+    assert "what is missing takes about 1 minute of an H200" in out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
     assert "2 of 2 runs are the same in every round" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0

@@ -79,7 +79,7 @@ def parser() -> Parser:
     )
     p.add_argument("names", nargs="*", help="experiments by name, or 'all'", metavar="NAME")
     p.add_argument("--list", action="store_true", help="list the experiments")
-    p.add_argument("--status", action="store_true", help="say which runs are recorded and which are missing")
+    p.add_argument("--status", action="store_true", help="say which runs are recorded, which are missing, and how long those take")
     p.add_argument(
         "--seeds",
         help="how many (3: the first three) or which (0,2; one alone as 2,), counted from an experiment's first; default 3",

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from ..errors import Diverged, UsageError, number
 from ..paper.records import Records, read_all
-from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce
+from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce, seconds
 from ..paper.studies import STUDIES, Study, find
 from ..report.paper import build, cell_text, published_text
 from ..report.summary import title
@@ -131,17 +131,23 @@ def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[
     view = Table(box=None, header_style="bold", pad_edge=False)
     for head in ("experiment", "column", "there", "missing"):
         view.add_column(head)
+    view.add_column("minutes", justify="right")
     if not wanted or not seeds:
         raise UsageError("nothing is asked for: no column, algorithm or seed is left")
     there = whole = 0
+    cost: dict[str, float] = {}
     for study, column in dict.fromkeys((cell.study.name, cell.column) for cell in wanted):
         own = [cell for cell in wanted if (cell.study.name, cell.column) == (study, column)]
-        counts = {cell.algorithm: len(cell.found(records, seeds)) for cell in own}
-        lacking = [f"{title(a)} {len(seeds) - n}" for a, n in counts.items() if n < len(seeds)]
-        there, whole = there + sum(counts.values()), whole + len(seeds) * len(counts)
-        view.add_row(study, column, f"{sum(counts.values())} of {len(seeds) * len(counts)}", ", ".join(lacking) or "–")
+        lacking = {cell.algorithm: [e for e in cell.runs(seeds) if e.id not in records] for cell in own}
+        cost |= (here := {e.id: seconds(e) for runs in lacking.values() for e in runs})
+        found, all_of_it = len(seeds) * len(own) - len(here), len(seeds) * len(own)
+        there, whole = there + found, whole + all_of_it
+        names = ", ".join(f"{title(a)} {len(runs)}" for a, runs in lacking.items() if runs)
+        view.add_row(study, column, f"{found} of {all_of_it}", names or "–", f"{max(1, round(sum(here.values()) / 60))}" if here else "–")
     console.print(view)
-    console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each)")
+    minutes = max(1, round(sum(cost.values()) / 60))
+    left = f"; what is missing takes about {minutes} minute{'s' * (minutes > 1)} of an H200" if cost else ""
+    console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each){left}", soft_wrap=True)
 
 
 def _print_all(console: Console, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:

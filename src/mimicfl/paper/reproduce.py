@@ -24,7 +24,8 @@ from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
 GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}
-IN_A_PIECE = {"lenet": 100_000, "vgg11": 9_000}  # client rounds; of 625 steps at 5.5 us, of 265 at 233
+A_CLIENT_ROUND = {"lenet": 625 * 5.5e-6, "vgg11": 265 * 233e-6}  # seconds on an H200: so many steps, so long each
+A_PIECE = 560.0  # seconds there, at most
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,11 @@ class Cell:
     column: str
     algorithm: str
 
+    def runs(self, seeds: Sequence[int], scale: float = 1.0) -> list[Experiment]:
+        return [self.study.experiment(self.column, self.algorithm, seed, scale) for seed in seeds]
+
     def found(self, records: Records, seeds: Sequence[int], scale: float = 1.0) -> list[History]:
-        runs = [records.get(self.study.experiment(self.column, self.algorithm, seed, scale).id) for seed in seeds]
-        return [run for run in runs if run is not None]
+        return [run for e in self.runs(seeds, scale) if (run := records.get(e.id)) is not None]
 
 
 def cells(studies: Sequence[Study], columns: Sequence[str] = (), rows: Sequence[str] = ()) -> Iterator[Cell]:
@@ -55,7 +58,7 @@ def cells(studies: Sequence[Study], columns: Sequence[str] = (), rows: Sequence[
 
 def plan_of(wanted: Sequence[Cell], seeds: Sequence[int], scale: float, settings: dict[str, Any]) -> Plan:
     """Every run once, however many cells show it, under its own name."""
-    runs = [cell.study.experiment(cell.column, cell.algorithm, seed, scale) for cell in wanted for seed in seeds]
+    runs = [e for cell in wanted for e in cell.runs(seeds, scale)]
     if not runs:
         raise UsageError("nothing is asked for: no column, algorithm or seed is left")
     return {e.name: placed(e, settings) for e in runs}
@@ -80,14 +83,19 @@ def pieces(plan: Plan) -> list[Plan]:
 def _cut(group: Plan) -> Iterator[Plan]:
     """Pieces of at most so much work; a run that is more than that alone is a piece of its own."""
     piece: Plan = {}
-    work = 0
+    work = 0.0
     for name, e in group.items():
-        own, most = client_rounds(e), IN_A_PIECE.get(e.model, IN_A_PIECE["lenet"])
-        if piece and work + own > most:
+        own = seconds(e)
+        if piece and work + own > A_PIECE:
             yield piece
-            piece, work = {}, 0
+            piece, work = {}, 0.0
         piece, work = piece | {name: e}, work + own
     yield piece
+
+
+def seconds(e: Experiment) -> float:
+    """What a run takes on an H200 that is filled by its company."""
+    return client_rounds(e) * A_CLIENT_ROUND.get(e.model, A_CLIENT_ROUND["lenet"])
 
 
 def client_rounds(e: Experiment) -> int:
