@@ -230,6 +230,16 @@ def test_pictures_of_columns_with_names(tmp_path):
     assert heading == "Table III, other readings of the gaps, Fashion-MNIST, random phases, mean ± std of 3 seeds"
 
 
+def test_a_missing_seed_makes_nobody_better(tmp_path):
+    """MimiC has the best mean, MIFA is ahead in the one seed that both have."""
+    records = recorded("gaps", "random phases", {"mifa": [70], "mimic": [69, 75, 75]})
+    [section] = [s for s in build(records, SEEDS, tmp_path / "r.html", tmp_path / "r.md", tmp_path) if s.pictures]
+    best = {name: [e.best for e in entries] for name, entries in section.rows if any(e.ours != "–" for e in entries)}
+    assert best == {"MIFA": [False, True, False], "MimiC": [False, False, False]}
+    lines = section.pictures["gaps-random-phases"].axes[0].get_lines()
+    assert [round(line.get_ydata()[-1]) for line in lines] == [70, 69]
+
+
 def test_no_records_no_page(tmp_path):
     with pytest.raises(UsageError, match="no record yet"):
         build({}, SEEDS, tmp_path / "a.html", tmp_path / "a.md", tmp_path)

@@ -128,12 +128,14 @@ def _on_gpu(run: History) -> bool:
 
 def _entry(study: Study, algorithm: str, column: str, found: dict[tuple[str, str], Value | None], seeds: int) -> Entry:
     printed, own = study.published.get(algorithm, {}).get(column), found[algorithm, column]
-    others = [v.mean for (a, c), v in found.items() if c == column and v]
+    rivals = [v.by_seed for (a, c), v in found.items() if c == column and v]
+    shared = set.intersection(*map(set, rivals)) if rivals else set()  # where some lack seeds, the others are judged without them
+    ends = [sum(by_seed[seed] for seed in shared) for by_seed in rivals]
     return Entry(
         published=published_text(study, algorithm, column),
         ours="–" if own is None else _ours(own, seeds),
         difference=signed(own.mean - printed[0]) if own and printed else "",
-        best=bool(own and len(others) > 1 and own.mean == max(others)),
+        best=bool(own and shared and len(ends) > 1 and sum(own.by_seed[seed] for seed in shared) == max(ends)),
     )
 
 

@@ -11,7 +11,7 @@ from ..paper.reproduce import Cell
 from ..paper.studies import Study
 from .figures import INK, curves
 from .paper_verdicts import runs_of, value
-from .summary import COLORS, title
+from .summary import COLORS, Group, title, with_seeds_in_common
 
 
 def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figure]:
@@ -19,8 +19,9 @@ def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figu
     found: dict[str, Figure] = {}
     if study.drawn == "curves":
         for column in study.columns:
-            groups = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
+            groups: Sequence[Group] = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
             if groups:
+                groups, _ = with_seeds_in_common(groups, "test_accuracy")  # or a lucky seed would look like a better algorithm
                 suffix = f"-{'-'.join(re.findall(r'[a-z0-9.]+', column))}" if len(study.columns) > 1 else ""
                 found[study.name + suffix] = curves(groups, heading=f"{study.title}, {study.place(column)}")
     elif study.drawn == "against" and (figure := _against(study, records, seeds)):

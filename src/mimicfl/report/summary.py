@@ -139,7 +139,7 @@ def best(groups: Sequence[Group], metric: str) -> Group | None:
 def verdict(groups: Sequence[Group]) -> str:
     """Who ends best and by how much, computed from the runs; a lead within one standard error is called a tie."""
     metric = main_metric(groups)
-    groups, few = _with_seeds_in_common(groups, metric)
+    groups, few = with_seeds_in_common(groups, metric)
     winner = best(groups, metric)
     if winner is None:
         return "No evaluated round yet."
@@ -161,7 +161,7 @@ def verdict(groups: Sequence[Group]) -> str:
     return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds."
 
 
-def _with_seeds_in_common(groups: Sequence[Group], metric: str) -> tuple[Sequence[Group], str]:
+def with_seeds_in_common(groups: Sequence[Group], metric: str) -> tuple[Sequence[Group], str]:
     """The groups without runs under seeds that others lack, and words that say so; all of them if no seed is in every group."""
     seeds = set.intersection(*[set(g.by_seed(metric)) for g in groups] or [set()])
     kept = [Group(g.label, g.color, [run for run in g.runs if run.config.get("seed") in seeds]) for g in groups]
