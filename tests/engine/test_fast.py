@@ -47,6 +47,18 @@ def test_what_streams_hand_to_the_compiler_equals_plain(monkeypatch, name):
 
 
 @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
+def test_the_compiler_gets_one_program_whatever_the_company_and_no_clock(monkeypatch, kind):
+    """With another program, or another choice by timing, it may sum in another order, and a recorded number would not come again."""
+    seen = []
+    monkeypatch.setattr(torch, "compile", lambda traced, **how: seen.append((traced.code, how["options"])) or traced)
+    model, clients = problem(MODELS["convolutions"]())
+    for terms in (True, False):
+        kind(model, clients, as_loss("cross-entropy"), lanes=3, compiled=True).train(asks_of(model, clients, terms=terms))
+    assert seen[0] == seen[1]
+    assert seen[0][1] == ({"deterministic": True} if "deterministic" in torch._inductor.list_options() else {})
+
+
+@pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
 @pytest.mark.parametrize(
     "local", [mf.LocalSGD(steps=3, batch_size=None), mf.LocalSGD(steps=7, batch_size=8), mf.LocalSGD(epochs=1, batch_size=64)]
 )

@@ -1,6 +1,9 @@
 """What only a GPU can show: graphs, precision, resuming, and the compiler."""
 
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -71,6 +74,27 @@ class TestOnAGpu:
         }
         together = carry_out(plan)
         assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
+
+    @pytest.mark.parametrize("engine", ["batched:20:compiled", "streams:8:compiled"])
+    def test_compiled_anew_in_another_process_gives_the_same_bits(self, tmp_path, engine):
+        """Nothing is chosen by timing: what one process found the fastest would not bind the next."""
+        script = f"""
+import torch, mimicfl as mf
+torch.manual_seed(0)
+x, y = torch.randint(0, 256, (960, 1, 28, 28), dtype=torch.uint8), torch.arange(960) % 10
+data = mf.Data(x, y, x[:40], y[:40])
+torch.manual_seed(1)
+arguments = {{"model": mf.models.build("lenet", data), "data": data, "split": mf.partition.iid(y, 20), "device": "cuda", "rounds": 3}}
+run = mf.simulate(**arguments, local=mf.LocalSGD(epochs=2, lr=0.05, batch_size=16), engine="{engine}")
+print(run.params.double().sum().item().hex(), run.params.double().norm().item().hex())
+"""
+        caches = [{name: str(tmp_path / str(n) / name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")} for n in range(2)]
+        started = [
+            subprocess.Popen([sys.executable, "-c", script], env={**os.environ, **own}, stdout=subprocess.PIPE, text=True) for own in caches
+        ]
+        first, second = (process.communicate()[0] for process in started)
+        assert first == second
+        assert first.count("0x") == 2
 
     def test_auto_says_which_and_why(self, monkeypatch, digits):
         monkeypatch.delenv("MIMICFL_ENGINE")

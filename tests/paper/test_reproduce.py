@@ -91,8 +91,20 @@ def test_again_gives_the_same_numbers(tiny, made, tmp_path):
     reproduce(some, tmp_path / "again", None)
     pairs = compare_with_records(some, tmp_path / "again", known)
     assert len(pairs) == 4
-    assert all(run.before == run.now for run in pairs)
+    assert all(run.same for run in pairs)
+    assert not any(run.otherwise for run in pairs)
     assert len(pairs[0].now) == 6
+
+
+def test_again_says_what_was_otherwise(tiny, made, tmp_path):
+    known = read_all(tmp_path / "records")
+    for run in known.values():
+        run.environment |= {"torch": "1.0", "gpu": "a GPU", "threads": 99}
+        run.rows[-1]["test_accuracy"] = 0.0
+    first = next(iter(made))
+    (pair,) = compare_with_records({first: made[first]}, tmp_path / "runs", known)
+    assert not pair.same
+    assert pair.otherwise == f"torch was 1.0 and is {torch.__version__}, gpu was a GPU and is none"
 
 
 def test_cells_by_name(tiny):

@@ -240,6 +240,21 @@ def test_a_missing_seed_makes_nobody_better(tmp_path):
     assert [round(line.get_ydata()[-1]) for line in lines] == [70, 69]
 
 
+def test_the_page_says_which_numbers_come_again(tmp_path):
+    records = recorded(*P10, {"mimic": [74, 75, 76], "mifa": [70, 71, 72]})
+    for version, engine, expected in (
+        ("0.1.0", "batched:160:compiled", "Not so yet for 6 of the 6 records"),
+        ("0.1.0", "native", None),
+        ("0.2.0", "batched:160:compiled", None),
+    ):
+        for run in records.values():
+            run.environment |= {"mimicfl": version, "engine": engine}
+        build(records, SEEDS, tmp_path / "report.html", tmp_path / "reproduce.md", tmp_path / "pictures")
+        for text in (file.read_text() for file in (tmp_path / "report.html", tmp_path / "reproduce.md")):
+            assert "every round of it is the same" in text
+            assert expected in text if expected else "Not so yet" not in text
+
+
 def test_no_records_no_page(tmp_path):
     with pytest.raises(UsageError, match="no record yet"):
         build({}, SEEDS, tmp_path / "a.html", tmp_path / "a.md", tmp_path)

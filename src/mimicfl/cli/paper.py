@@ -111,9 +111,11 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
     pairs = compare_with_records(plan, out, known)
     for run in pairs:
         then, now = run.ends
-        said = "every round the same" if run.before == run.now else f"{100 * (now - then):+.2f} points"
+        said = "every round the same" if run.same else f"{100 * (now - then):+.2f} points"
         console.print(f"{run.name}: recorded {100 * then:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
-    console.print(f"{sum(run.before == run.now for run in pairs)} of {len(pairs)} runs are the same in every round")
+    console.print(f"{sum(run.same for run in pairs)} of {len(pairs)} runs are the same in every round")
+    for reason in dict.fromkeys(run.otherwise for run in pairs if run.otherwise and not run.same):
+        console.print(f"where they are not: {reason}", soft_wrap=True)
     if before:
         console.print(f"{len(before)} of them were in {out} already and not made again: give another --out for that", soft_wrap=True)
     _end(console, left, failures)

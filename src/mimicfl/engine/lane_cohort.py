@@ -54,6 +54,7 @@ class LaneCohort(ABC):
         try:
             if first:
                 assert self.needs is not None
+                self.clients.data.inputs(self.clients.x[:1], jobs.w.dtype)  # its constants: not to be made inside what is traced
                 self._build(self.needs, jobs.w)
             found = self._run(jobs)
         except torch.OutOfMemoryError:

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..config import MOST_LANES
 from ..data.clients import Clients, Holdout
@@ -23,7 +22,7 @@ from ..params import trainable
 from .batched.rewrite import Stackable
 from .batched.step import each
 from .calls import conv2d_call
-from .graphs import Graphs
+from .graphs import Graphs, trace, translate
 from .jobs import Jobs, Needs
 from .lane_cohort import LaneCohort
 from .lanes import Lanes, work_off
@@ -168,10 +167,7 @@ class Clone:
         """The same as one function of its tensors: traced by the first lane, used by all."""
         arguments = ([p.detach() for p in self.parameters], own, x, y)
         if self.cohort.shared is None:
-            traced = make_fx(lambda *given: self._pure(*given))(*arguments)
-            traced.graph.eliminate_dead_code()
-            traced.recompile()
-            self.cohort.shared = torch.compile(traced, fullgraph=True, dynamic=False)
+            self.cohort.shared = translate(trace(self._pure, *arguments))
         return self.cohort.shared(*arguments)  # type: ignore[no-any-return]
 
     def _pure(self, params: list[Tensor], own: dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[list[Tensor], Tensor]:

@@ -20,6 +20,7 @@ COLUMNS = {"round": None, "active": None, "uploads": None, "bytes_up": None, "tr
 LEFT_OUT = set(BESIDE_THE_POINT) - {"device", "engine"}  # how a run was kept, and paths of one machine
 _REMEDY = "give the folder that holds the records and nothing else"
 Records = dict[str, History]  # by the id of the experiment
+BY_THE_CLOCK = ("0.1.0",)  # versions that let the compiler time several orders of summation on a GPU and keep the fastest
 
 
 def keep(folder: RunFolder, into: Path) -> Path:
@@ -91,6 +92,12 @@ def read(file: Path) -> History:
     except (OSError, ValueError, TypeError, RecursionError) as error:  # a UsageError is a ValueError
         raise UsageError(f"{file} is not a record of a run ({error}): {_REMEDY}") from None
     return History(rows, torch.empty(0), experiment.num_clients, config=experiment.to_dict(), environment=made)
+
+
+def repeats(run: History) -> bool:
+    """Does this record's number come again, to the last digit, where it was made?"""
+    made = run.environment
+    return made.get("mimicfl") not in BY_THE_CLOCK or "compiled" not in str(made.get("engine"))
 
 
 def _check_whole(rows: list[Row], experiment: Experiment) -> None:

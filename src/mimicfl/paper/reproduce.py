@@ -177,6 +177,11 @@ class Again:
     name: str
     before: list[Row]  # as recorded
     now: list[Row]
+    otherwise: str  # what it was made with then and now, where that differs
+
+    @property
+    def same(self) -> bool:
+        return self.before == self.now
 
     @property
     def ends(self) -> tuple[float, float]:
@@ -193,5 +198,11 @@ def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]
             if from_dict(folder.config).id != e.id:
                 raise UsageError(f"{folder.path} holds another run: give --again a folder of its own")
             old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, read(folder).rows))
-            found.append(Again(name, old, new))
+            found.append(Again(name, old, new, _otherwise(before.environment, folder.environment())))
     return found
+
+
+def _otherwise(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """What may have changed a run's bits between two environments."""
+    kinds = [kind for kind in ("mimicfl", "torch", "gpu", "processor") if then.get(kind) != now.get(kind)]
+    return ", ".join(f"{kind} was {then.get(kind) or 'none'} and is {now.get(kind) or 'none'}" for kind in kinds)

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..files import explained, write_text
 from ..metrics.history import History
 from ..paper.choices import CHOICES
-from ..paper.records import Records
+from ..paper.records import BY_THE_CLOCK, Records, repeats
 from ..paper.reproduce import Cell
 from ..paper.studies import STUDIES, Study
 from . import figures
@@ -29,6 +29,11 @@ RULE = (
     "where its lead over every other algorithm counts, and not first where another's lead over it does. With three seeds, five equal "
     "algorithms would get a ✓ in 3 settings of 100 and a ✗ in 47: a ✓ says more than a ✗, and it is also said in how many seeds MimiC is "
     "ahead."
+)
+AGAIN = (
+    "`--again` makes recorded runs once more and compares; add `--algorithms mimic` for one cell. A run is made again on the engine and "
+    "with the lanes that its record names, and no order of summation is chosen by timing: on the same hardware and versions every round "
+    "of it is the same, in any company."
 )
 MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "?", OPEN: "…"}
 
@@ -74,6 +79,7 @@ def build(records: Records, seeds: Sequence[int], page: Path, document: Path, pi
         "summary": summary(main),
         "rule": RULE,
         "choices": CHOICES,
+        "again": _again(records),
     }
     html, plain = jinja2.Environment(autoescape=True), jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     style = (PAGE / "style.css").read_text(encoding="utf-8")
@@ -152,6 +158,15 @@ def _commands(study: Study, seeds: int, made: dict[str, list[History]]) -> list[
     there = [c for c, own in made.items() if own]
     again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device[c]} --again" for c in there]
     return [f"mimicfl reproduce {study.name} --seeds {seeds}{max(device.values())}", *again]
+
+
+def _again(records: Records) -> str:
+    """What to expect of a run that is made once more."""
+    about = sum(not repeats(run) for run in records.values())
+    but = (
+        f"Not so yet for {about} of the {len(records)} records: they were made on a GPU by {', '.join(BY_THE_CLOCK)}, whose compiler timed."
+    )
+    return f"{AGAIN} {but}" if about else AGAIN
 
 
 def _relative(path: Path, base: Path) -> str:

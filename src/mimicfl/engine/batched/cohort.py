@@ -1,6 +1,7 @@
 """The batched cohort: the active clients of one or many runs, stacked, as one program."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,8 @@ class BatchedCohort(LaneCohort):
         return BatchedCohort(model, self.clients, self.loss, self.precision)
 
     def _build(self, needs: Needs, w: Tensor) -> None:
+        if self.compiled:  # one program whatever the company asks for: the compiler may sum in another order in another program
+            needs = replace(needs, shift=True, prox=True)
         lanes = Lanes(self.width, needs, w)
         self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
 

@@ -1,10 +1,8 @@
 """The stacked step made fast: traced once, compiled where that pays, and on a GPU captured in graphs of many steps."""
 
-import torch
 from torch import Tensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
-from ..graphs import Graphs
+from ..graphs import Graphs, trace, translate
 from ..lanes import Lanes
 from .step import Stack
 
@@ -21,10 +19,8 @@ class Program:
             view.__dict__ = {**vars(lanes), **held}
             stack.step(view, m, x, y)
 
-        traced = make_fx(step)(tensors, x, y)
-        traced.graph.eliminate_dead_code()
-        traced.recompile()
-        run = torch.compile(traced, fullgraph=True, dynamic=False) if compiled else traced
+        traced = trace(step, tensors, x, y)
+        run = translate(traced) if compiled else traced
         self.graphs = Graphs([lambda: run(tensors, x, y)], x.device)
 
     def advance(self, m: int, most: int) -> int:
