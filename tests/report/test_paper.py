@@ -238,6 +238,7 @@ def test_a_missing_seed_makes_nobody_better(tmp_path):
     assert best == {"MIFA": [False, True, False], "MimiC": [False, False, False]}
     lines = section.pictures["gaps-random-phases"].axes[0].get_lines()
     assert [round(line.get_ydata()[-1]) for line in lines] == [70, 69]
+    assert section.pictures["gaps-random-phases"].axes[0].get_title(loc="left").endswith("random phases, one seed")
 
 
 def test_the_page_says_which_numbers_come_again(tmp_path):

@@ -47,8 +47,8 @@ CHOICES = [
         "tau_i uniform up to tau_max, everybody counts from round 0",
         "The text has uniform gaps and says nothing of phases. The authors' script counts from round 0, too, but draws the gaps from a "
         "half-normal distribution that tau_max hardly touches: some 18 of 30 clients are there in a round, at tau_max = 20 as at 100, "
-        "which would explain why the printed columns differ so little. The study `gaps` is for both, and for random phases; what else the "
-        "script does: records/2026-11-15-script.md.",
+        "which would explain why the printed columns differ so little. The study `gaps` has both, and random phases: with the script's "
+        "gaps most of what is printed comes out, but not MimiC's lead. What else the script does: records/2026-11-15-script.md.",
     ),
     Choice(
         "Static probabilities",

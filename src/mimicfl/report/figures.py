@@ -31,7 +31,9 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
         axes.set_yscale("log")
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(METRICS[metric])
-    axes.set_title(", ".join([heading, *_spread(groups)]) if heading else subtitle(groups), fontsize=10, color=INK, loc="left")
+    axes.set_title(
+        ", ".join([heading, *(_spread(groups) or ["one seed"])]) if heading else subtitle(groups), fontsize=10, color=INK, loc="left"
+    )
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
