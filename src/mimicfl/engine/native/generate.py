@@ -5,6 +5,7 @@ from pathlib import Path
 from .trace import Layer
 
 HERE = Path(__file__).parent
+KERNELS = ("vectors.h", "convolution.h", "kernels.h")
 LOSSES = {"cross-entropy": ("cross_entropy", "int64_t"), "mse": ("squared_error", "float")}
 
 
@@ -16,7 +17,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool) -> str
     channels = first.shape[0] if uint8 else 1
     return "\n".join(
         [
-            (HERE / "kernels.h").read_text(encoding="utf-8"),
+            written(*KERNELS),
             f"typedef {'uint8_t' if uint8 else 'float'} Sample;",
             f"typedef {target} Target;",
             f"#define LOSS {function}",
@@ -38,9 +39,14 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool) -> str
             *[f"    {line}" for line in reversed(net.backward)],
             "  }",
             "};",
-            (HERE / "driver.h").read_text(encoding="utf-8"),
+            written("driver.h"),
         ]
     )
+
+
+def written(*names: str) -> str:
+    """What is the same for every network, from these files."""
+    return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
 
 
 def _size(shape: tuple[int, int, int]) -> int:

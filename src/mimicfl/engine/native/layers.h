@@ -1,4 +1,4 @@
-// Single layers for models that are no chains: PyTorch's own layout in and out, the lanes of kernels.h inside.
+// Single layers for models that are no chains: PyTorch's own layout in and out, the lanes of vectors.h inside.
 
 // Samples [count, F] into lanes; lanes without a sample are zero.
 template <int F>

@@ -5,7 +5,6 @@ PyTorch's own convolutions are made for large layers; in a small one most of the
 """
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,8 +16,8 @@ from ...data.clients import Clients
 from ..calls import conv2d_call, pair
 from ..support import Unsupported
 from .build import load
+from .generate import KERNELS, written
 
-HERE = Path(__file__).parent
 MOST_CHANNELS = 32  # beyond that PyTorch's blocked products win
 MOST_SHAPES = 32
 Shape = tuple[str, tuple[int, ...]]  # the struct of layers.h, and its numbers
@@ -28,7 +27,7 @@ class Layers:
     """The compiled functions of the shapes a model was seen to use."""
 
     def __init__(self, shapes: list[Shape]) -> None:
-        text = [(HERE / name).read_text(encoding="utf-8") for name in ("kernels.h", "layers.h")]
+        text = [written(*KERNELS, "layers.h")]
         for k, (kind, numbers) in enumerate(shapes):
             text += _EXPORTS[kind].replace("LAYER", f"{kind}<{', '.join(map(str, numbers))}>").replace("NAME", f"layer{k}").splitlines()
         self.code = load("\n".join(text))
