@@ -19,6 +19,10 @@ class Diverged(UsageError):
     """Training produced a loss or an update that is not finite."""
 
 
+class Paused(Exception):
+    """The time that was given is over; what was running is saved and can go on."""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """`did you mean ...?` for a word close to a known one, else the list of known words."""
     names = sorted(known)

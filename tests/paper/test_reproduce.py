@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -75,6 +76,22 @@ def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
     reproduce(alone, tmp_path / "other", tmp_path / "other-records")
     after, whole = read_all(tmp_path / "records"), read_all(tmp_path / "other-records")
     assert {k: h.rows for k, h in after.items()} == {k: h.rows for k, h in whole.items()}
+
+
+def test_the_minutes_end_in_the_middle_of_a_run_and_it_goes_on_there(tiny, tmp_path, monkeypatch):
+    plan = plan_of(list(cells([tiny])), [0], 1.0, {"checkpoint_every": 1000})
+    reproduce(plan, tmp_path / "whole", tmp_path / "records-of-whole")
+    clock = SimpleNamespace(monotonic=lambda: float(len(rows)))  # a minute is 60 rounds, all runs together
+    monkeypatch.setattr("mimicfl.engine.drive.time", clock)
+    monkeypatch.setattr("mimicfl.paper.reproduce.time", clock)
+    rows, left = [], []
+    for minutes in (15 / 60, 20 / 60, 10):
+        seen = lambda e, row, total: rows.append((e.id, row["round"]))  # noqa: E731
+        left.append(reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes, seen)[0])
+    assert left[0] >= left[1] > left[2] == 0
+    assert len(rows) == len(set(rows)) == sum(len(run.rows) for run in read_all(tmp_path / "records").values())  # no round twice
+    ways = [{key: run.rows for key, run in read_all(tmp_path / name).items()} for name in ("records", "records-of-whole")]
+    assert ways[0] == ways[1]
 
 
 def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):

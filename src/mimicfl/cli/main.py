@@ -91,7 +91,7 @@ def parser() -> Parser:
     p.add_argument(
         "--minutes",
         type=float,
-        help="begin no further piece after so many minutes (a piece is about ten minutes of an H200, or less)",
+        help="stop after so many minutes, in the middle of a run if need be; the same command goes on there",
         metavar="M",
     )
     p.add_argument("--again", action="store_true", help="make recorded runs once more and compare the numbers")

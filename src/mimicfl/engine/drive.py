@@ -1,11 +1,12 @@
 """The round loop of the paper, for one run or for many that train their clients together."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 
-from ..errors import Diverged
+from ..errors import Diverged, Paused
 from ..metrics.evaluate import scores
 from ..metrics.history import History, Row
 from .cohort import Cohort
@@ -14,12 +15,18 @@ from .run import Run
 Watch = Callable[[Run, Row], None]
 
 
-def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> dict[Run, History | Diverged]:
-    """Every run to its end, round by round; a run that is through, or that diverged, leaves the others alone."""
+def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadline: float | None = None) -> dict[Run, History | Diverged]:
+    """Every run to its end, round by round; a run that is through, or that diverged, leaves the others alone.
+
+    At the deadline (of `time.monotonic`) what is not through is saved, and `Paused` is raised.
+    """
     failed: dict[Run, Diverged] = {}
     ends: dict[Run, History] = {}
     with exact(runs[0].precision):
         while live := [run for run in runs if run not in ends and run not in failed]:
+            if deadline is not None and time.monotonic() >= deadline:
+                _save(live)
+                raise Paused
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
@@ -43,6 +50,12 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None) -> di
                     if run.t == run.rounds:
                         ends[run] = run.history()
     return {**ends, **failed}
+
+
+def _save(runs: Sequence[Run]) -> None:
+    for run in runs:
+        if run.keeper is not None:
+            run.keeper.checkpoint()
 
 
 def fitting(live: Sequence[Run], room: int | None) -> list[Run]:

@@ -94,7 +94,11 @@ def simulate(
 
 
 def together(
-    runs: Sequence[Run], engine: str, notice: Callable[[str], None] | None = None, watch: Watch | None = None
+    runs: Sequence[Run],
+    engine: str,
+    notice: Callable[[str], None] | None = None,
+    watch: Watch | None = None,
+    deadline: float | None = None,
 ) -> list[History | Diverged]:
     """The histories of runs that share model, data and loss, trained as one; of a run that diverged, the error instead."""
     waiting = [run for run in runs if run.t < run.rounds]
@@ -105,7 +109,7 @@ def together(
             notice(why)
         for run in waiting:
             run.engine = cohort.label
-        ends |= drive(waiting, cohort, watch)
+        ends |= drive(waiting, cohort, watch, deadline)
     return [ends[run] for run in runs]
 
 

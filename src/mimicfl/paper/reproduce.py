@@ -13,7 +13,7 @@ from .. import algorithms, availability, runner
 from ..config import Experiment, device_kind, from_dict
 from ..engine import horizon
 from ..engine.checks import pick_device
-from ..errors import Diverged, UsageError, nearest, number
+from ..errors import Diverged, Paused, UsageError, nearest, number
 from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
 from ..registry import parse
@@ -114,7 +114,7 @@ def reproduce(
 ) -> tuple[int, list[str]]:
     """Carry the plan out and record what is finished, also when stopped in between.
 
-    Returns how many runs are left, and a sentence for each piece in which runs diverged. After `minutes` no new piece is begun.
+    Returns how many runs are left, and a sentence for each piece in which runs diverged. After `minutes` what is running is saved.
     Without `records` nothing is recorded (scaled runs are not the paper's).
     """
     if minutes is not None:
@@ -123,13 +123,15 @@ def reproduce(
         prepare(records)
     for e in {e.dataset: e for e in plan.values()}.values():
         runner.settle(e)  # a dataset that is missing is better found out now than in an hour
-    began, failures, left = time.monotonic(), [], len(plan)
+    deadline, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
     for piece in pieces(plan):
         try:
-            if minutes is None or time.monotonic() - began < 60 * minutes:
-                carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice))
+            if deadline is None or time.monotonic() < deadline:
+                carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice), deadline)
         except Diverged as error:
             failures.append(str(error))
+        except Paused:
+            pass
         finally:
             left -= collect(piece, out, records)
     return left, failures

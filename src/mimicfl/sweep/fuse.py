@@ -39,9 +39,16 @@ def compare(
 
 
 def carry_out(
-    plan: Plan, out: str | Path | None = None, progress: runner.Reporter | None = None, notice: Notice | None = None
+    plan: Plan,
+    out: str | Path | None = None,
+    progress: runner.Reporter | None = None,
+    notice: Notice | None = None,
+    deadline: float | None = None,
 ) -> dict[str, History]:
-    """All runs of the plan, each in its folder below `out`; what was finished before is read, what was stopped goes on."""
+    """All runs of the plan, each in its folder below `out`; what was finished before is read, what was stopped goes on.
+
+    At the deadline (of `time.monotonic`) what is not through is saved in its folder, and `Paused` is raised.
+    """
     if out is not None and (Path(out) / "config.toml").exists():
         raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
     results: dict[str, History] = {}
@@ -60,7 +67,7 @@ def carry_out(
         waiting[name] = settled, run
     failures: list[str] = []
     for names in groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()}):
-        done, failed = _together({name: waiting.pop(name) for name in names}, out, progress, notice)
+        done, failed = _together({name: waiting.pop(name) for name in names}, out, progress, notice, deadline)
         results |= done
         failures += failed
     if failures:
@@ -91,7 +98,11 @@ def _most(run: Run) -> int:
 
 
 def _together(
-    members: dict[str, tuple[Experiment, Run]], out: str | Path | None, progress: runner.Reporter | None, notice: Notice | None
+    members: dict[str, tuple[Experiment, Run]],
+    out: str | Path | None,
+    progress: runner.Reporter | None,
+    notice: Notice | None,
+    deadline: float | None,
 ) -> tuple[dict[str, History], list[str]]:
     settings = {id(run): e for e, run in members.values()}
     opened: list[Run] = []
@@ -101,7 +112,7 @@ def _together(
                 run.open(Path(out) / name, e.to_dict(), e.checkpoint_every or None)
             opened.append(run)
         watch = (lambda run, row: progress(settings[id(run)], row, run.rounds)) if progress else None
-        found = together(opened, next(iter(members.values()))[0].engine, notice, watch)
+        found = together(opened, next(iter(members.values()))[0].engine, notice, watch, deadline)
     finally:
         for run in opened:
             run.close()
