@@ -85,7 +85,7 @@ def test_the_minutes_end_in_the_middle_of_a_run_and_it_goes_on_there(tiny, tmp_p
     monkeypatch.setattr("mimicfl.engine.drive.time", clock)
     monkeypatch.setattr("mimicfl.paper.reproduce.time", clock)
     rows, left = [], []
-    for minutes in (15 / 60, 20 / 60, 10):
+    for minutes in (9 / 60, 9 / 60, 10):
         seen = lambda e, row, total: rows.append((e.id, row["round"]))  # noqa: E731
         left.append(reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes, seen)[0])
     assert left[0] >= left[1] > left[2] == 0
