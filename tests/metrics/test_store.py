@@ -33,6 +33,15 @@ def test_what_is_in_a_folder(finished):
     assert len((finished / "rows.jsonl").read_text().splitlines()) == 3
 
 
+def test_a_run_that_goes_on_elsewhere_says_so(finished):
+    (finished / "final.safetensors").unlink()
+    made = json.loads((finished / "env.json").read_text())
+    (finished / "env.json").write_text(json.dumps(made | {"torch": "1.0", "started": "long ago"}))
+    for _ in range(2):
+        mf.run(mf.Experiment(rounds=3, availability="static:0.3"), finished)  # the second time there is nothing left to do
+    assert json.loads((finished / "env.json").read_text()) == made | {"torch": f"1.0, then {torch.__version__}", "started": "long ago"}
+
+
 def test_reading_gives_the_same_history(finished):
     history, again = mf.run(mf.Experiment(rounds=3, availability="static:0.3")), read(RunFolder(finished))
     assert torch.equal(history.params, again.params)

@@ -82,8 +82,8 @@ def test_the_minutes_end_in_the_middle_of_a_run_and_it_goes_on_there(tiny, tmp_p
     plan = plan_of(list(cells([tiny])), [0], 1.0, {"checkpoint_every": 1000})
     reproduce(plan, tmp_path / "whole", tmp_path / "records-of-whole")
     clock = SimpleNamespace(monotonic=lambda: float(len(rows)))  # a minute is 60 rounds, all runs together
-    monkeypatch.setattr("mimicfl.engine.drive.time", clock)
-    monkeypatch.setattr("mimicfl.paper.reproduce.time", clock)
+    for name in ("engine.drive", "sweep.fuse", "paper.reproduce"):
+        monkeypatch.setattr(f"mimicfl.{name}.time", clock)
     rows, left = [], []
     for minutes in (9 / 60, 9 / 60, 10):
         seen = lambda e, row, total: rows.append((e.id, row["round"]))  # noqa: E731
@@ -92,6 +92,13 @@ def test_the_minutes_end_in_the_middle_of_a_run_and_it_goes_on_there(tiny, tmp_p
     assert len(rows) == len(set(rows)) == sum(len(run.rows) for run in read_all(tmp_path / "records").values())  # no round twice
     ways = [{key: run.rows for key, run in read_all(tmp_path / name).items()} for name in ("records", "records-of-whole")]
     assert ways[0] == ways[1]
+
+
+def test_every_call_gets_on_however_few_the_minutes(tiny, tmp_path):
+    plan = plan_of(list(cells([tiny], ["10%"], ["mimic"])), [0], 1.0, {})
+    for _ in range(6):
+        assert list(reproduce(plan, tmp_path / "runs", None, minutes=1e-3))[1] == []
+    assert reproduce(plan, tmp_path / "runs", None, minutes=0) == (0, [])
 
 
 def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):
@@ -122,6 +129,10 @@ def test_again_says_what_was_otherwise(tiny, made, tmp_path):
     (pair,) = compare_with_records({first: made[first]}, tmp_path / "runs", known)
     assert not pair.same
     assert pair.otherwise == f"torch was 1.0 and is {torch.__version__}, gpu was a GPU and is none"
+    for run in known.values():
+        run.environment |= {"torch": torch.__version__, "gpu": None, "engine": "native"}
+    (pair,) = compare_with_records({first: made[first]}, tmp_path / "runs", known)
+    assert pair.otherwise == "engine was native and is plain"
 
 
 def test_cells_by_name(tiny):

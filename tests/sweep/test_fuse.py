@@ -1,6 +1,8 @@
 """Runs that train together end as the same runs do alone, keep their own folders, and leave when they are through."""
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import mimicfl as mf
 from mimicfl import runner
 from mimicfl.config import Experiment
 from mimicfl.engine.drive import fitting
+from mimicfl.errors import Paused
 from mimicfl.metrics.store import RunFolder
 from mimicfl.sweep import carry_out
 from mimicfl.sweep.fuse import groups
@@ -19,9 +22,9 @@ class Stop(Exception):
     pass
 
 
-def plan(**settings):
+def plan(dtype="float64", **settings):
     """Runs of different length, rates, availability and local work."""
-    base = mf.Experiment(rounds=6, dtype="float64", num_clients=8, epochs=2, **settings)
+    base = mf.Experiment(rounds=6, dtype=dtype, num_clients=8, epochs=2, **settings)
     return {
         "a": dataclasses.replace(base, algorithm="mimic", availability="static:0.5"),
         "b": dataclasses.replace(base, algorithm="scaffold", rounds=3, seed=1),
@@ -80,8 +83,19 @@ def test_a_finished_run_that_began_otherwise_is_refused(tmp_path, monkeypatch):
         carry_out(wanted, tmp_path)
 
 
+def test_one_that_diverges_is_told_though_the_time_is_over(tmp_path, monkeypatch):
+    for name in ("engine.drive", "sweep.fuse"):
+        monkeypatch.setattr(f"mimicfl.{name}.time", SimpleNamespace(monotonic=itertools.count().__next__))  # a round, a second
+    good = plan(dtype="float32")
+    with pytest.raises(mf.Diverged, match=r"1 of 4 runs diverged, the others are finished or saved: bad: "):
+        carry_out({**good, "bad": dataclasses.replace(good["a"], lr=1e30, seed=3)}, tmp_path, deadline=2)
+    assert [len(RunFolder(tmp_path / name).rows()) for name in good] == [3] * 3
+    with pytest.raises(Paused):
+        carry_out(good, tmp_path, deadline=2)
+
+
 def test_one_that_diverges_leaves_the_others_alone(tmp_path):
-    wanted = {name: dataclasses.replace(e, dtype="float32") for name, e in plan().items()}
+    wanted = plan(dtype="float32")
     wanted["bad"] = dataclasses.replace(wanted["a"], lr=1e30, seed=3)
     with pytest.raises(
         mf.Diverged, match=r"1 of 4 runs diverged, the others are finished: bad: .*lower the learning rate.*last good checkpoint"

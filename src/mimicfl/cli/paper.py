@@ -114,8 +114,10 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
         said = "every round the same" if run.same else f"{100 * (now - then):+.2f} points"
         console.print(f"{run.name}: recorded {100 * then:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
     console.print(f"{sum(run.same for run in pairs)} of {len(pairs)} runs are the same in every round")
-    for reason in dict.fromkeys(run.otherwise for run in pairs if run.otherwise and not run.same):
-        console.print(f"where they are not: {reason}", soft_wrap=True)
+    for reason in dict.fromkeys(run.otherwise for run in pairs if not run.same):
+        console.print(
+            f"where they are not: {reason or 'it was made the same way on the same hardware, which should not be'}", soft_wrap=True
+        )
     if before:
         console.print(f"{len(before)} of them were in {out} already and not made again: give another --out for that", soft_wrap=True)
     _end(console, left, failures)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..errors import Diverged, Paused
+from ..errors import Diverged
 from ..metrics.evaluate import scores
 from ..metrics.history import History, Row
 from .cohort import Cohort
@@ -18,15 +18,12 @@ Watch = Callable[[Run, Row], None]
 def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadline: float | None = None) -> dict[Run, History | Diverged]:
     """Every run to its end, round by round; a run that is through, or that diverged, leaves the others alone.
 
-    At the deadline (of `time.monotonic`) what is not through is saved, and `Paused` is raised.
+    After the deadline (of `time.monotonic`) what is not through is saved and left out.
     """
     failed: dict[Run, Diverged] = {}
     ends: dict[Run, History] = {}
     with exact(runs[0].precision):
         while live := [run for run in runs if run not in ends and run not in failed]:
-            if deadline is not None and time.monotonic() >= deadline:
-                _save(live)
-                raise Paused
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
@@ -49,6 +46,9 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadl
                         watch(run, row)
                     if run.t == run.rounds:
                         ends[run] = run.history()
+            if deadline is not None and time.monotonic() >= deadline:
+                _save([run for run in live if run not in ends and run not in failed])
+                break
     return {**ends, **failed}
 
 

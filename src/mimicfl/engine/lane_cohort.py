@@ -37,17 +37,21 @@ class LaneCohort(ABC):
 
     def prepare(self, needs: Needs) -> None:
         """Build for jobs of this size from the first: building again would take as long."""
-        self.needs = needs
+        self.needs = self._lane(needs)
 
     def train(self, asks: Sequence[Ask]) -> list[Answers]:
         needs = Needs.of(asks)
         if self.needs is None or not self.needs.covers(needs):
             self.forget()
-            self.needs = needs if self.needs is None else self.needs.merged(needs)
+            self.needs = self._lane(needs if self.needs is None else self.needs.merged(needs))
         jobs = list_jobs(asks, self.needs.batch)
         self.width = self.width or width([len(jobs)], self.clients.device)
         g, total = halving(self, lambda: self._work_off(jobs))
         return hand_out(asks, jobs, g, total)
+
+    def _lane(self, needs: Needs) -> Needs:
+        """What a lane is built for where the jobs need this."""
+        return needs
 
     def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
         first = not self.built

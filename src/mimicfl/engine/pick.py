@@ -120,8 +120,6 @@ def make(label: str, runs: Sequence[Run], compiled: bool = False) -> Cohort:
 
         return WorkersCohort(*what)
     needs = Needs.of([ask for run in runs if (ask := run.ask_anybody())])
-    if name == "batched":  # one program whatever the company, so that with the same lanes a run's bits do not depend on it
-        needs = dataclasses.replace(needs, shift=True, prox=True)
     lanes, compiled = lanes or width(jobs_a_round(runs), run.device), compiled or asked
     cohort: Any
     if name == "batched":

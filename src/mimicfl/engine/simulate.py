@@ -88,6 +88,7 @@ def simulate(
         found = together([run], engine, notice, None if progress is None else lambda run, row: progress(row, run.rounds))[0]
         if isinstance(found, Diverged):
             raise found
+        assert found is not None  # without a deadline every run ends
         return found
     finally:
         run.close()
@@ -99,8 +100,9 @@ def together(
     notice: Callable[[str], None] | None = None,
     watch: Watch | None = None,
     deadline: float | None = None,
-) -> list[History | Diverged]:
-    """The histories of runs that share model, data and loss, trained as one; of a run that diverged, the error instead."""
+) -> list[History | Diverged | None]:
+    """The histories of runs that share model, data and loss, trained as one; of a run that diverged, the error instead; of one that
+    the deadline stopped, nothing."""
     waiting = [run for run in runs if run.t < run.rounds]
     ends: dict[Run, History | Diverged] = {run: run.history() for run in runs if run not in waiting}
     if waiting:
@@ -110,7 +112,7 @@ def together(
         for run in waiting:
             run.engine = cohort.label
         ends |= drive(waiting, cohort, watch, deadline)
-    return [ends[run] for run in runs]
+    return [ends.get(run) for run in runs]
 
 
 def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:

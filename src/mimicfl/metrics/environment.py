@@ -11,6 +11,8 @@ import torch
 
 from .._version import __version__
 
+THEN = ", then "
+
 
 def environment() -> dict[str, Any]:
     return {
@@ -25,6 +27,16 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+def continued(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """The environment of a run that began in one and goes on in another: `torch 2.11, then 2.13`."""
+    found = dict(then)
+    for key, value in now.items():
+        before = str(then.get(key)).split(THEN)
+        if key != "started" and before[-1] != str(value):
+            found[key] = THEN.join([*before, str(value)])
+    return found
 
 
 def _processor() -> str:

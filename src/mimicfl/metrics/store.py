@@ -27,7 +27,7 @@ from ..config import BESIDE_THE_POINT, defaults
 from ..errors import UsageError
 from ..files import explained, sweep, write_tensors, write_text
 from ..toml import dumps
-from .environment import environment
+from .environment import continued, environment
 
 try:
     import fcntl
@@ -69,10 +69,11 @@ class RunFolder:
                 check_same(cls(path), config)
             else:
                 write_text(path / "config.toml", dumps(config))
-            if not (path / "env.json").exists():
-                write_text(path / "env.json", json.dumps(environment(), indent=2) + "\n")
-            sweep(path, FILES)
             folder = cls(path)
+            if not folder.finished:
+                known, here = folder.environment(), environment()
+                write_text(path / "env.json", json.dumps(continued(known, here) if known else here, indent=2) + "\n")
+            sweep(path, FILES)
         except BaseException:
             if lock is not None:
                 lock.close()

@@ -12,6 +12,7 @@ from .. import algorithms
 from ..config import BESIDE_THE_POINT, Experiment, from_dict
 from ..errors import UsageError
 from ..files import explained, write_text
+from ..metrics.environment import THEN
 from ..metrics.history import History, Row
 from ..metrics.store import RunFolder
 
@@ -34,12 +35,17 @@ def keep(folder: RunFolder, into: Path) -> Path:
     record = {
         "format": FORMAT,
         "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, []) and key not in LEFT_OUT},
-        "environment": folder.environment() | {"engine": facts.get("engine", "")},
+        "environment": made_with(folder, facts),
         "rows": {name: [short(name, row.get(name)) for row in rows] for name in COLUMNS},
     }
     target = prepare(into) / f"{experiment.name}.json"
     write_text(target, _lines(record))
     return target
+
+
+def made_with(folder: RunFolder, facts: dict[str, str]) -> dict[str, Any]:
+    """Versions, hardware and engine of a finished run; the facts are those of its result."""
+    return folder.environment() | {"engine": facts.get("engine", "")}
 
 
 def prepare(folder: Path) -> Path:
@@ -97,6 +103,8 @@ def read(file: Path) -> History:
 def repeats(run: History) -> bool:
     """Does this record's number come again, to the last digit, where it was made?"""
     made = run.environment
+    if any(THEN in str(made.get(kind)) for kind in ("mimicfl", "torch", "gpu", "processor")):  # made in two places
+        return False
     return made.get("mimicfl") not in BY_THE_CLOCK or "compiled" not in str(made.get("engine"))
 
 

@@ -19,7 +19,7 @@ from ..metrics.store import RunFolder
 from ..registry import parse
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
-from .records import COLUMNS, Records, keep, prepare, short
+from .records import COLUMNS, Records, keep, made_with, prepare, short
 from .studies import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
@@ -200,11 +200,14 @@ def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]
             if from_dict(folder.config).id != e.id:
                 raise UsageError(f"{folder.path} holds another run: give --again a folder of its own")
             old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, read(folder).rows))
-            found.append(Again(name, old, new, _otherwise(before.environment, folder.environment())))
+            final = folder.load("final")
+            assert final is not None
+            now = made_with(folder, final[1]) | {"device": device_kind(e.device)}
+            found.append(Again(name, old, new, _otherwise(before.environment | {"device": device_kind(str(before.config["device"]))}, now)))
     return found
 
 
 def _otherwise(then: dict[str, Any], now: dict[str, Any]) -> str:
     """What may have changed a run's bits between two environments."""
-    kinds = [kind for kind in ("mimicfl", "torch", "gpu", "processor") if then.get(kind) != now.get(kind)]
+    kinds = [kind for kind in ("mimicfl", "torch", "device", "engine", "gpu", "processor") if then.get(kind) != now.get(kind)]
     return ", ".join(f"{kind} was {then.get(kind) or 'none'} and is {now.get(kind) or 'none'}" for kind in kinds)

@@ -32,8 +32,8 @@ RULE = (
 )
 AGAIN = (
     "`--again` makes recorded runs once more and compares; add `--algorithms mimic` for one cell. A run is made again on the engine and "
-    "with the lanes that its record names, and no order of summation is chosen by timing: on the same hardware and versions every round "
-    "of it is the same, in any company."
+    "with the lanes that its record names, and no order of summation is chosen by timing, so that on the same hardware and versions every "
+    "round of it should be the same, in any company."
 )
 MARKS = {YES: "✓", TIE: "≈", NO: "✗", FEW: "?", OPEN: "…"}
 

@@ -1,6 +1,7 @@
 """Runs that can train together do: the active clients of all of them are one cohort, round by round."""
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from ..config import Experiment, device_kind
 from ..engine.keeper import check_owner
 from ..engine.run import Run
 from ..engine.simulate import together
-from ..errors import Diverged, UsageError
+from ..errors import Diverged, Paused, UsageError
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, check_same
 from ..rows import SHARE, free_memory
@@ -47,7 +48,7 @@ def carry_out(
 ) -> dict[str, History]:
     """All runs of the plan, each in its folder below `out`; what was finished before is read, what was stopped goes on.
 
-    At the deadline (of `time.monotonic`) what is not through is saved in its folder, and `Paused` is raised.
+    After the deadline (of `time.monotonic`) what is not through is saved in its folder, and `Paused` is raised.
     """
     if out is not None and (Path(out) / "config.toml").exists():
         raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
@@ -66,12 +67,19 @@ def carry_out(
                 continue
         waiting[name] = settled, run
     failures: list[str] = []
-    for names in groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()}):
+    parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+    for part, names in enumerate(parts):
+        if part and deadline is not None and time.monotonic() >= deadline:  # the first gets on however short the time
+            break
         done, failed = _together({name: waiting.pop(name) for name in names}, out, progress, notice, deadline)
         results |= done
         failures += failed
+    stopped = len(plan) - len(results) - len(failures)
     if failures:
-        raise Diverged(f"{len(failures)} of {len(plan)} runs diverged, the others are finished: " + "; ".join(failures))
+        others = "finished or saved" if stopped else "finished"
+        raise Diverged(f"{len(failures)} of {len(plan)} runs diverged, the others are {others}: " + "; ".join(failures))
+    if stopped:
+        raise Paused
     return {name: results[name] for name in plan}
 
 

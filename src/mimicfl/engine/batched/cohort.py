@@ -33,9 +33,11 @@ class BatchedCohort(LaneCohort):
     def like(self, model: nn.Module) -> "BatchedCohort":
         return BatchedCohort(model, self.clients, self.loss, self.precision)
 
+    def _lane(self, needs: Needs) -> Needs:
+        """With both terms whatever the company asks for: in another program the compiler may sum in another order."""
+        return replace(needs, shift=True, prox=True)
+
     def _build(self, needs: Needs, w: Tensor) -> None:
-        if self.compiled:  # one program whatever the company asks for: the compiler may sum in another order in another program
-            needs = replace(needs, shift=True, prox=True)
         lanes = Lanes(self.width, needs, w)
         self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
 
