@@ -2,7 +2,7 @@
 
 from . import availability
 from ._version import __version__ as __version__
-from .algorithms import MIFA, SCAFFOLD, FedAvg, FedProx, MimiC, State, Step, Task, register
+from .algorithms import MIFA, SCAFFOLD, FedAvg, FedProx, MimiC, State, Step, Task, memory, register
 from .config import Experiment
 from .data import datasets, partition
 from .data.dataset import Data
@@ -11,7 +11,7 @@ from .errors import Diverged, UsageError
 from .local import lr, models
 from .local.update import LocalSGD
 from .metrics.history import History
-from .runner import run
+from .runner import frame, read, run
 from .sweep import compare
 
 __all__ = [
@@ -32,9 +32,12 @@ __all__ = [
     "availability",
     "compare",
     "datasets",
+    "frame",
     "lr",
+    "memory",
     "models",
     "partition",
+    "read",
     "register",
     "run",
     "simulate",

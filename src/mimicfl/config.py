@@ -48,7 +48,7 @@ class Experiment:
     num_clients: int = setting(30, "number of clients", "N")
     partition: str = setting("auto", "shards:2, classes:5, anchored, dirichlet:0.3, iid, natural", "SPEC")
     model: str = setting("auto", "mlp, mlp:200,100, lenet, vgg11, logistic, linear", "SPEC")
-    loss: str = setting("auto", "cross-entropy, binary, mse", "NAME")
+    loss: str = setting("auto", "cross-entropy, binary, mse (half the mean squared error)", "NAME")
     algorithm: str = setting("mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic", "SPEC")
     availability: str = setting(
         "time-varying:0.1",

@@ -82,6 +82,9 @@ class Registry(Generic[T]):
         missing = [p for p in free if parameters[p].default is inspect.Parameter.empty and p not in named | options]
         if missing:
             raise UsageError(f"{self.kind} {name!r} needs {missing[0]!r}, as in {name}:{missing[0]}=...")
+        for key, value in (named | options).items():
+            if parameters[key].annotation in (int, float, "int", "float") and (isinstance(value, (str, bool, list, dict)) or value is None):
+                raise UsageError(f"{self.kind} {name!r} takes a number for {key!r}, got {value!r}")
         return factory(**named, **options, **given)
 
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,10 +25,14 @@ from .engine.watching import watch
 from .errors import UsageError
 from .local import models
 from .local.update import LocalSGD
+from .metrics import history
 from .metrics.diagnostics import plan
 from .metrics.history import History, Row
-from .metrics.store import RunFolder
+from .metrics.store import RunFolder, find_runs
 from .registry import parse
+
+if TYPE_CHECKING:
+    import pandas
 
 ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
 Reporter = Callable[[Experiment, Row, int], None]
@@ -130,6 +134,33 @@ def run(
 def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[[str], None] | None = None) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
     return run(settings_of(RunFolder(path)), path, progress, notice)
+
+
+def read(path: str | Path) -> History:
+    """A run from its folder, finished or not; with its model, where the settings name it."""
+    folder = RunFolder(path)
+    found = history.read(folder)
+    if folder.config.get("source") == "python" or not len(found.params):
+        return found
+    return dataclasses.replace(found, template=build(settings_of(folder))["model"])
+
+
+def frame(*paths: str | Path) -> "pandas.DataFrame":
+    """Every round of every run below these folders as one data frame, with the settings in which the runs differ (needs pandas)."""
+    import pandas
+
+    folders = find_runs(list(paths))
+    settings = [
+        {key: str(value) if isinstance(value, (list, dict)) else value for key, value in folder.config.items()} for folder in folders
+    ]
+    told = [key for key in dict.fromkeys(key for own in settings for key in own) if len({own.get(key) for own in settings}) > 1]
+    told = list(dict.fromkeys(["algorithm", "availability", "seed", *told]))
+    rows = [
+        {"run": str(folder.path)} | {key: own.get(key) for key in told} | row
+        for folder, own in zip(folders, settings, strict=True)
+        for row in history.read(folder).rows
+    ]
+    return pandas.DataFrame(rows)
 
 
 def settings_of(folder: RunFolder) -> Experiment:

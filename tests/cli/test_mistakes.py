@@ -52,6 +52,8 @@ from .conftest import call
         ("run --precision bf16", "precision bf16 is for GPUs"),
         ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),
         ("run --availability explicit:nowhere.csv", "cannot read a schedule"),
+        ("run --algorithm fedprox:mu=abc", "takes a number for 'mu', got 'abc'"),
+        ("run --availability markov:0.1,yes", "takes a number for"),
         ("run --data-path /nowhere --dataset fmnist", "does not exist"),
         ("resume nowhere", "nowhere does not exist"),
         ("report nowhere", "does not exist"),

@@ -53,6 +53,14 @@ def test_a_certified_run(runs, capsys):
     assert re.search(r"L = 4\.\d+ \(exact\)", text)
 
 
+def test_of_other_algorithms_the_theorems_say_nothing(runs, tmp_path, capsys):
+    assert call(*f"run --algorithm mifa --rounds 3 --epochs 1 --out {tmp_path / 'mifa'}".split()) == 0
+    for folder, told in ((tmp_path / "mifa", True), (runs / "certified", False)):
+        capsys.readouterr()
+        assert call("theory", "check", folder) == 0
+        assert ("of mifa they say nothing" in capsys.readouterr().out) == told
+
+
 def test_the_papers_own_rate(runs, capsys):
     """0.01 * 0.95^t: with equally many clients a round rho_t = 1/0.95; with uneven rounds it fails where fewer clients come."""
     assert call("theory", "check", runs / "paper") == 0

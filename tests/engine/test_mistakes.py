@@ -1,7 +1,10 @@
 """Mistakes in Python calls are told in words, before anything is trained."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import mimicfl as mf
@@ -98,3 +101,54 @@ def test_own_algorithms_are_checked(digits):
     ):
         with pytest.raises(mf.UsageError, match=words):
             mf.simulate(**digits, algorithm=algorithm, rounds=2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifted(mf.FedAvg):
+    """FedAvg whose clients get whatever task `made` makes of the model and the active clients."""
+
+    made: object = None
+
+    def task(self, state, active):
+        return self.made(state.w, active)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda w, active: None, "must return a mimicfl.Task, got NoneType"),
+        (lambda w, active: mf.Task(torch.zeros(3)), r"a row for each active client, or \(2410,\) for all of them, got .*shape \(3,\)"),
+        (
+            lambda w, active: mf.Task(torch.zeros(30, len(w))),
+            r"shape \(30, 2410\); of what is kept for every client take the rows of `active`",
+        ),
+        (lambda w, active: mf.Task(torch.zeros(len(active), len(w)).double()), "torch.float64"),
+        (lambda w, active: mf.Task(mu=torch.ones(3)), "mu must be a number"),
+        (lambda w, active: mf.Task(mu=-1), "mu must be at least 0"),
+        (lambda w, active: mf.Task("much"), "shift must be a number"),
+    ],
+)
+def test_own_tasks_are_checked(digits, made, words):
+    with pytest.raises(mf.UsageError, match=words):
+        mf.simulate(**digits, algorithm=Shifted(made=made), rounds=1, availability="time-varying:0.1")
+
+
+@pytest.mark.parametrize("engine", ["plain", "batched", "workers"])
+def test_a_shift_for_all_is_a_row_for_each(digits, engine):
+    common = 0.01 * torch.randn(2410)
+    ways = (lambda w, active: mf.Task(common), lambda w, active: mf.Task(common.repeat(len(active), 1)), lambda w, active: mf.Task(0))
+    one, each, none = (
+        mf.simulate(**digits, algorithm=Shifted(made=made), rounds=2, availability="time-varying:0.1", engine=engine).params
+        for made in ways
+    )
+    assert torch.equal(one, each)
+    assert not torch.equal(one, none)
+
+
+def test_a_trace_that_is_too_short_for_the_uploads(digits):
+    """SCAFFOLD would get its 8 uploads in 4 rounds, MimiC only 4: no fair comparison."""
+    trace = mf.availability.Explicit(np.ones((4, 30), bool))
+    assert len(mf.simulate(**digits, algorithm="scaffold", availability=trace, uploads=8).rows) == 4
+    with pytest.raises(mf.UsageError, match="the explicit schedule has 4 rounds, 4 of them with a client, and 8 uploads need 8"):
+        mf.simulate(**digits, algorithm="mimic", availability=trace, uploads=8)
+    assert len(mf.simulate(**digits, algorithm="mimic", availability=trace, uploads=8, rounds=3).rows) == 3

@@ -50,6 +50,31 @@ def test_reading_gives_the_same_history(finished):
     assert (history.available == again.available).all()
 
 
+def test_a_run_is_read_back_with_its_model(finished, tmp_path):
+    history = mf.read(finished)
+    trained = torch.cat([p.reshape(-1) for p in history.model().parameters()]).detach()
+    assert torch.equal(trained, history.params)
+    accuracy = history.rows[-1]["test_accuracy"]
+    assert (
+        repr(history)
+        == f"History(mimic, static:0.3, 3 rounds, 30 clients, test_accuracy {accuracy:.4g}, test_loss {history.last('test_loss'):.4g})"
+    )
+    data = mf.datasets.load("digits")
+    mf.simulate(mf.models.MLP(64, 8, 10), data, mf.partition.iid(data.y_train, 4), rounds=1, out=tmp_path / "python")
+    with pytest.raises(ValueError, match=r"load history\.params into your own module"):
+        mf.read(tmp_path / "python").model()
+
+
+def test_many_runs_as_one_frame(tmp_path):
+    mf.compare(mf.Experiment(rounds=2, epochs=1), ["fedavg", "mimic"], [0, 1], tmp_path / "a")
+    mf.run(mf.Experiment(rounds=2, epochs=1, lr=0.5, seed=1), tmp_path / "b")
+    frame = mf.frame(tmp_path / "a", tmp_path / "b")
+    assert len(frame) == 10
+    assert list(frame.columns[:6]) == ["run", "algorithm", "availability", "seed", "lr", "round"]
+    ends = frame[frame["round"] == 1].groupby(["algorithm", "lr"])["test_accuracy"].count()
+    assert ends.to_dict() == {("fedavg", "geometric:0.1,0.99"): 2, ("mimic", "geometric:0.1,0.99"): 2, ("mimic", 0.5): 1}
+
+
 def test_a_torn_last_row_is_ignored(finished):
     with (finished / "rows.jsonl").open("a") as file:
         file.write('{"round": 3, "act')

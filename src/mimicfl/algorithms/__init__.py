@@ -1,10 +1,25 @@
 """The algorithms, by name. A new one is a class with `init`, `task` and `aggregate`, and one line: `register("mine", Mine)`."""
 
-from .base import ALGORITHMS, Algorithm, State, Step, Task, make, register
+from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register
 from .fedavg import FedAvg
 from .fedprox import FedProx
 from .mifa import MIFA
 from .mimic import MimiC
 from .scaffold import SCAFFOLD
 
-__all__ = ["ALGORITHMS", "MIFA", "SCAFFOLD", "Algorithm", "FedAvg", "FedProx", "MimiC", "State", "Step", "Task", "make", "register"]
+__all__ = [
+    "ALGORITHMS",
+    "MIFA",
+    "SCAFFOLD",
+    "Algorithm",
+    "FedAvg",
+    "FedProx",
+    "MimiC",
+    "State",
+    "Step",
+    "Task",
+    "checked_task",
+    "make",
+    "memory",
+    "register",
+]

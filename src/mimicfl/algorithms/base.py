@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from ..errors import UsageError
+from ..errors import UsageError, number
 from ..registry import Registry
 from ..rows import Rows
 
@@ -113,3 +113,19 @@ def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
             now.restore(*found)
         else:
             setattr(state, field.name, found[0].to(now.device))
+
+
+def checked_task(task: Any, w: Tensor, active: int, algorithm: object) -> Task:
+    """What an algorithm asks of so many clients, in the form that every engine takes; a shift for all of them is one row for each."""
+    name = type(algorithm).__name__
+    if not isinstance(task, Task):
+        raise UsageError(f"{name}.task must return a mimicfl.Task, got {type(task).__name__}")
+    mu = number(f"{name}.task: mu", task.mu, low=0)
+    if not isinstance(task.shift, Tensor):
+        return Task(number(f"{name}.task: shift", task.shift), mu)
+    shift = task.shift.expand(active, -1) if task.shift.shape == w.shape else task.shift
+    if shift.shape != (active, w.numel()) or shift.dtype != w.dtype:
+        wanted = f"{w.dtype} of shape ({active}, {w.numel()}), a row for each active client, or ({w.numel()},) for all of them"
+        remedy = "; of what is kept for every client take the rows of `active`" if shift.ndim == 2 and len(shift) > active else ""
+        raise UsageError(f"{name}.task: shift must be {wanted}, got {shift.dtype} of shape {tuple(shift.shape)}{remedy}")
+    return Task(shift, mu)

@@ -272,4 +272,5 @@ def _read(source: str | Path) -> Any:
         rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         return [[float(cell) for cell in row] for row in rows]
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"cannot read a schedule from {file}: {error}") from None
+        header = "; a .csv or .txt has numbers only, no header (or one that begins with #)" if "to float" in str(error) else ""
+        raise UsageError(f"cannot read a schedule from {file}: {error}{header}") from None

@@ -17,6 +17,7 @@ from ..local.losses import LOSSES, as_loss
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, find_runs
 from ..params import flatten
+from ..registry import parse
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
@@ -48,6 +49,9 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
             table.add_row(c.text, c.needed_by, f"{int(c.holds.sum())} of {len(c.holds)}", "never" if first is None else str(first))
         console.print(table)
         scale = K if history.config.get("update", "sum") == "sum" else 1
+        name = parse(str(history.config.get("algorithm")))[0]
+        if name not in ("fedavg", "mimic"):
+            console.print(f"these are theorems about FedAvg and MimiC: of {name} they say nothing", soft_wrap=True)
         for sentence in _conclusions(found, scale):
             console.print(sentence, soft_wrap=True)
 

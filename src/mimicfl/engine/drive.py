@@ -12,6 +12,7 @@ from ..metrics.history import History, Row
 from .cohort import Cohort
 from .run import Run
 
+FEW_PRODUCTS = 2**21  # of a forward pass
 Watch = Callable[[Run, Row], None]
 
 
@@ -22,7 +23,7 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadl
     """
     failed: dict[Run, Diverged] = {}
     ends: dict[Run, History] = {}
-    with exact(runs[0].precision):
+    with exact(runs[0].precision), _threads(runs[0], cohort):
         while live := [run for run in runs if run not in ends and run not in failed]:
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
@@ -98,6 +99,20 @@ def _noted(failed: dict[Run, Diverged], run: Run) -> Iterator[None]:
     except Diverged as error:
         kept = "" if run.keeper is None else run.keeper.last_good()
         failed[run] = Diverged(f"{error}: lower the learning rate{kept}")
+
+
+@contextmanager
+def _threads(run: Run, cohort: Cohort) -> Iterator[None]:
+    """One thread where a step is too small to be shared: two gain nothing, and stall when another program wants the cores."""
+    before = torch.get_num_threads()
+    batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))
+    dense = all(p.ndim <= 2 for p in run.template.parameters())
+    if cohort.name == "plain" and dense and run.work.w.numel() * batch < FEW_PRODUCTS:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

@@ -36,8 +36,13 @@ def plan(
         busy = np.cumsum(available.any(axis=1))
         if busy[-1] >= needed:
             return available[: int(np.searchsorted(busy, needed)) + 1]
-        if length == limit and (rounds or given):
+        if length == limit and rounds and (given is None or rounds <= given):
             return available
+        if length == given:
+            raise UsageError(
+                f"the explicit schedule has {given} rounds, {busy[-1]} of them with a client, and {uploads} uploads need {needed}: "
+                "lower uploads, say rounds, or give a longer schedule"
+            )
         if length == limit or (busy[-1] == found and length >= 10_000):  # nothing new in thousands of rounds
             raise UsageError(
                 f"in {length:,} rounds only {busy[-1]} had any client: {uploads} uploads are out of reach of this availability"

@@ -139,7 +139,8 @@ class Run:
         return self._ask(np.array([0]))
 
     def _ask(self, active: np.ndarray) -> Ask:
-        task = self.algorithm.task(self.state, torch.from_numpy(active).to(self.device))
+        asked = self.algorithm.task(self.state, torch.from_numpy(active).to(self.device))
+        task = algorithms.checked_task(asked, self.state.w, len(active), self.algorithm)
         eta_L, eta = self.local_lr(self.t, len(active)), self.global_lr(self.t, len(active))
         return Ask(self.clients, self.local, self.t, self.seed, self.state.w, self.buffers, active, task, eta_L, eta)
 

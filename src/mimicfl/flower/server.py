@@ -104,7 +104,7 @@ class ServerForm:
     def ask(self, clients: list[str]) -> dict[str, tuple[dict[str, ArrayRecord], ConfigRecord]]:
         """What goes to each client besides the model: SCAFFOLD's shift, FedProx's mu."""
         rows = torch.tensor([self.row(client) for client in clients], dtype=torch.int64)
-        task = self.algorithm.task(self.state, rows)
+        task = algorithms.checked_task(self.algorithm.task(self.state, rows), self.state.w, len(rows), self.algorithm)
         words = config({"proximal-mu": float(task.mu)} if task.mu else {})
         shifts = task.shift if isinstance(task.shift, Tensor) else None
         return {c: ({} if shifts is None else {"shift": vector("shift", shifts[k])}, words) for k, c in enumerate(clients)}

@@ -26,7 +26,7 @@ class History:
     vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
     """
 
-    rows: list[Row]
+    rows: list[Row] = field(repr=False)
     params: Tensor = field(repr=False)  # [d]
     num_clients: int
     client_accuracy: list[float] = field(default_factory=list, repr=False)  # on each client's own samples, after the last round
@@ -36,10 +36,17 @@ class History:
     template: nn.Module | None = field(default=None, repr=False)
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
 
+    def __repr__(self) -> str:
+        ends = [f"{key} {self.last(key):.4g}" for key in ("test_accuracy", "test_loss", "distance") if self.last(key) is not None]
+        named = [str(self.config[key]) for key in ("algorithm", "availability") if self.config.get(key)]
+        return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends])})"
+
     def model(self) -> nn.Module:
         """The trained module, a new copy."""
         if self.template is None:
-            raise ValueError("this history was read from a folder and has no module: load history.params into your own")
+            raise ValueError(
+                "this run was made of Python objects, which its folder does not hold: load history.params into your own module"
+            )
         module = params.load(copy.deepcopy(self.template), self.params)
         for name, value in module.named_buffers():
             if name in self.buffers:
