@@ -51,6 +51,26 @@ def test_runs_of_different_length_are_averaged_where_they_meet():
     assert group.curve("test_accuracy", "megabytes").mean == pytest.approx([0.2])
 
 
+def test_algorithms_are_judged_in_each_setting_alone():
+    runs = []
+    for rate, pairs in ((0.1, {"fedavg": 0.9, "mimic": 0.8}), (0.5, {"fedavg": 0.5, "mimic": 0.6})):
+        for name, end in pairs.items():
+            runs += [history([end + 0.01 * seed], name, seed=seed, lr=rate) for seed in (0, 1)]
+    first, second = summary.verdict(summary.group(runs)).splitlines()
+    assert first.startswith("FedAvg, lr 0.1 ends best at 90.5")
+    assert "10.0 points above MimiC, lr 0.1" in first
+    assert second.startswith("MimiC, lr 0.5 ends best at 60.5")
+    tuned = [run for run in runs if run.config["algorithm"] == "mimic"]  # one algorithm: then the settings are compared
+    assert summary.verdict(summary.group(tuned)).startswith("MimiC, lr 0.1 ends best at 80.5 ± 0.7 %, 20.0 points above MimiC, lr 0.5")
+
+
+def test_chips_show_what_differs():
+    base = {"num_clients": 30, "epochs": 5, "batch_size": 16, "model": "mlp", "update": "sum", "availability": "always"}
+    assert html._chips([base | {"lr": 0.1}, base | {"lr": 0.5}])[-3:] == ["rate 0.1", "rate 0.5", "update sum"]
+    many = html._chips([base | {"lr": rate} for rate in range(1, 8)])
+    assert many[many.index("rate 1") :][:4] == ["rate 1", "rate 2", "rate 3", "rate and 4 more"]
+
+
 def test_the_verdict_is_computed_and_honest():
     def say(*pairs):
         return summary.verdict(summary.group([history([v], a, seed=s) for a, values in pairs for s, v in enumerate(values)]))

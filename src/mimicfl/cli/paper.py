@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], se
 
 def _quick_look(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, scale: float) -> None:
     out = Path(arguments.out or f"runs/paper-x{scale:g}")
-    with Reporter(console, runs=len(plan)) as progress:
+    with Reporter(console, list(plan.values())) as progress:
         progress.notice(f"{len(plan)} runs at scale {scale:g} into {out}: a quick look, not the paper's setting, and not recorded")
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
     with tempfile.TemporaryDirectory() as folder:
@@ -81,7 +81,7 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
 def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], plan: Plan, records: Path) -> None:
     out = Path(arguments.out or RUNS)
     todo = missing(plan, read_all(records))
-    with Reporter(console, runs=len(todo)) as progress:
+    with Reporter(console, list(todo.values())) as progress:
         progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
         left, failures = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
     _print_all(console, wanted, read_all(records), seeds)
@@ -105,7 +105,7 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
     if out.resolve() == RUNS.resolve():
         raise UsageError(f"{out} holds the runs that were recorded: give another folder to make them again")
     before = [name for name in plan if (out / name / "final.safetensors").exists()]
-    with Reporter(console, runs=len(plan)) as progress:
+    with Reporter(console, list(plan.values())) as progress:
         progress.notice(f"{len(plan)} recorded runs once more, into {out}")
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
     pairs = compare_with_records(plan, out, known)

@@ -1,6 +1,8 @@
 """Progress of one run or of many: a bar with rate and remaining time on a terminal, plain lines when piped."""
 
+import dataclasses
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -22,8 +24,10 @@ class Rate(ProgressColumn):
 class Reporter:
     """Call it after every round of any run; use as a context manager. Runs may come one after another or all at once."""
 
-    def __init__(self, console: Console, runs: int = 1) -> None:
-        self.console, self.runs = console, runs
+    def __init__(self, console: Console, plan: Sequence[Experiment] = (), runs: int = 1) -> None:
+        self.console, self.runs = console, len(plan) or runs
+        told = (f.name for f in dataclasses.fields(Experiment) if f.name not in ("algorithm", "seed"))
+        self.varied = [key for key in told if len({repr(getattr(e, key)) for e in plan}) > 1][:3]  # what a run is called by besides
         self.done: dict[str, tuple[int, int]] = {}  # rounds of each run, and of how many
         self.first: dict[str, int] = {}
         self.notes: dict[str, str] = {}
@@ -63,9 +67,10 @@ class Reporter:
         """A line above the bars."""
         self.console.print(sentence, style="dim", soft_wrap=True)
 
-    @staticmethod
-    def label(experiment: Experiment) -> str:
-        return f"{title(experiment.algorithm)}, seed {experiment.seed}"
+    def label(self, experiment: Experiment) -> str:
+        return ", ".join(
+            [title(experiment.algorithm), *[f"{key} {getattr(experiment, key)}" for key in self.varied], f"seed {experiment.seed}"]
+        )
 
     def _line(self, experiment: Experiment, ended: bool) -> None:
         self.printed = time.monotonic()

@@ -91,7 +91,7 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
     began = time.monotonic()
     plan = {name: dataclasses.replace(e, **given(arguments)) for name, e in read_sweep(arguments.file).items()}
     target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
-    with Reporter(console, runs=len(plan)) as progress:
+    with Reporter(console, list(plan.values())) as progress:
         progress.notice(f"{len(plan)} runs into {target}")
         if arguments.ray:
             from ..sweep.cluster import carry_out_on

@@ -28,6 +28,7 @@ THEORY = {
     "recall": "Recall by class over time: blue near 100 %, orange near 0.",
     "certificate": "The rate, and where rates are certified: by Theorem 2 (Lemma 6), and by how fast the clients' memories mix.",
 }
+SHOWN_VALUES = 4  # of a setting, in the chips
 SHOWN_CLASSES = 6  # of a client, in the tooltip
 
 
@@ -88,19 +89,27 @@ def _title(groups: Sequence[Group], configs: Sequence[dict[str, Any]]) -> str:
 
 
 def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
-    config = configs[0]
-    patterns = list(dict.fromkeys(str(c.get("availability")) for c in configs))
-    work = f"{config.get('epochs')} local epochs" if config.get("epochs") else f"{config.get('steps')} local steps"
-    return [
-        f"{config.get('num_clients')} clients",
-        *[f"availability {pattern}" for pattern in patterns[:3]],
-        f"model {config.get('model')}",
-        *([f"partition {config['partition']}"] if "partition" in config else []),
-        work,
-        f"batch {config.get('batch_size') or 'full'}",
-        f"rate {config.get('lr')}",
-        f"update {config.get('update')}",
-    ]
+    """What was set, in a few words; where runs differ, what each of them has."""
+    counts = [(c["epochs"], "epoch") if c.get("epochs") else (c.get("steps"), "step") for c in configs]
+    works = [f"{n} local {kind}{'s' * (n != 1)}" for n, kind in counts]
+    named = {
+        "availability": "availability",
+        "model": "model",
+        "partition": "partition",
+        "batch_size": "batch",
+        "lr": "rate",
+        "update": "update",
+    }
+    values = {key: list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c)) for key in ("num_clients", *named)}
+    chips = [f"{' or '.join(values['num_clients'])} clients", *dict.fromkeys(works)]
+    for key, word in named.items():
+        shown = (
+            values[key]
+            if len(values[key]) <= SHOWN_VALUES
+            else [*values[key][: SHOWN_VALUES - 1], f"and {len(values[key]) - SHOWN_VALUES + 1} more"]
+        )
+        chips += [f"{word} {value}" for value in shown]
+    return chips
 
 
 def _data(groups: Sequence[Group]) -> dict[str, Any]:

@@ -137,7 +137,19 @@ def best(groups: Sequence[Group], metric: str) -> Group | None:
 
 
 def verdict(groups: Sequence[Group]) -> str:
-    """Who ends best and by how much, computed from the runs; a lead within one standard error is called a tie."""
+    """Who ends best and by how much, computed from the runs; where algorithms were compared in several settings, in each of them."""
+    settings: dict[tuple[tuple[str, str], ...], list[Group]] = {}
+    for g in groups:
+        config = g.runs[0].config if g.runs else {}
+        own = tuple((key, repr(config[key])) for key in sorted(config) if key not in IGNORED)
+        settings.setdefault(own, []).append(g)
+    if len(settings) > 1 and max(map(len, settings.values())) > 1:
+        return "\n".join(_verdict(own) for own in settings.values())
+    return _verdict(groups)
+
+
+def _verdict(groups: Sequence[Group]) -> str:
+    """In one setting; a lead within one standard error is called a tie."""
     metric = main_metric(groups)
     groups, few = with_seeds_in_common(groups, metric)
     winner = best(groups, metric)
