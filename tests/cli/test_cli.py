@@ -104,6 +104,7 @@ def test_availability_is_drawn(capsys):
     assert call("availability", "show", "label-correlated:classes=[0,1]", "--out", "s.svg") == 0
     np.savetxt("m.csv", np.eye(3, dtype=int), fmt="%d", delimiter=",")
     assert call("availability", "show", "explicit:m.csv") == 0
+    assert call("availability", "show", "explicit:m.csv", "--clients", "77") == 2  # not silently those of the file
 
 
 def test_bench_checks_then_times(capsys):

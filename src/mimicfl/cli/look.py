@@ -52,15 +52,15 @@ def data(arguments: argparse.Namespace, console: Console) -> None:
 def availability(arguments: argparse.Namespace, console: Console) -> None:
     load_plugins(arguments.plugins or [])
     pattern = patterns.make(arguments.pattern)
-    clients, rounds = whole("--clients", arguments.clients), whole("--rounds", arguments.rounds)
+    usual = pattern.values.shape if isinstance(pattern, patterns.Explicit) else (100, 30)
+    rounds = whole("--rounds", usual[0] if arguments.rounds is None else arguments.rounds)
+    clients = whole("--clients", usual[1] if arguments.clients is None else arguments.clients)
     counts = None
     if isinstance(pattern, patterns.LabelCorrelated):
         e = Experiment(dataset=arguments.dataset, num_clients=clients, seed=arguments.seed).resolved()
         loaded = datasets.load(e.dataset, num_clients=clients, seed=e.seed)
         split = PARTITIONS.make(e.partition, labels=loaded.y_train, ids=loaded.ids, num_clients=clients, seed=e.seed)
         counts = loaded.class_counts(split)
-    elif isinstance(pattern, patterns.Explicit):
-        rounds, clients = pattern.values.shape
     available = patterns.schedule(pattern, rounds, clients, arguments.seed, counts)
     console.print(f"{arguments.pattern}, seed {arguments.seed}: clients down, rounds across")
     console.print(draw(available, console.width - 14))

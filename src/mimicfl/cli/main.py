@@ -158,8 +158,8 @@ def parser() -> Parser:
     )
     p.add_argument("action", choices=["show"])
     p.add_argument("pattern", help="always, bounded:20, static:0.1, time-varying:0.1, markov:0.1,0.5, cyclic:20,4, ...", metavar="SPEC")
-    p.add_argument("--clients", type=int, default=30, metavar="N")
-    p.add_argument("--rounds", type=int, default=100, metavar="T")
+    p.add_argument("--clients", type=int, help="default 30, of a given schedule all", metavar="N")
+    p.add_argument("--rounds", type=int, help="default 100, of a given schedule all", metavar="T")
     p.add_argument("--seed", type=int, default=0, metavar="S")
     p.add_argument(
         "--dataset", default="digits", help="for label-correlated: whose labels (default digits, two shards a client)", metavar="NAME"
