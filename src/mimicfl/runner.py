@@ -137,12 +137,10 @@ def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[
 
 
 def read(path: str | Path) -> History:
-    """A run from its folder, finished or not; with its model, where the settings name it."""
+    """A run from its folder, finished or not. Only `model()` needs its data, and settings that name the model."""
     folder = RunFolder(path)
-    found = history.read(folder)
-    if folder.config.get("source") == "python" or not len(found.params):
-        return found
-    return dataclasses.replace(found, template=build(settings_of(folder))["model"])
+    named = folder.config.get("source") != "python"
+    return dataclasses.replace(history.read(folder), template=(lambda: build(settings_of(folder))["model"]) if named else None)
 
 
 def frame(*paths: str | Path) -> "pandas.DataFrame":

@@ -52,6 +52,7 @@ def test_reading_gives_the_same_history(finished):
 
 def test_a_run_is_read_back_with_its_model(finished, tmp_path):
     history = mf.read(finished)
+    assert history.model() is not history.model()
     trained = torch.cat([p.reshape(-1) for p in history.model().parameters()]).detach()
     assert torch.equal(trained, history.params)
     accuracy = history.rows[-1]["test_accuracy"]

@@ -1,6 +1,7 @@
 """`History`: what a run leaves behind."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class History:
     class_counts: np.ndarray | None = field(default=None, repr=False)  # [N, classes]
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)
-    template: nn.Module | None = field(default=None, repr=False)
+    template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or what makes it, when it is wanted
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
 
     def __repr__(self) -> str:
@@ -47,7 +48,8 @@ class History:
             raise ValueError(
                 "this run was made of Python objects, which its folder does not hold: load history.params into your own module"
             )
-        module = params.load(copy.deepcopy(self.template), self.params)
+        empty = copy.deepcopy(self.template) if isinstance(self.template, nn.Module) else self.template()
+        module = params.load(empty, self.params)
         for name, value in module.named_buffers():
             if name in self.buffers:
                 value.copy_(self.buffers[name])

@@ -28,7 +28,8 @@ THEORY = {
     "recall": "Recall by class over time: blue near 100 %, orange near 0.",
     "certificate": "The rate, and where rates are certified: by Theorem 2 (Lemma 6), and by how fast the clients' memories mix.",
 }
-SHOWN_VALUES = 4  # of a setting, in the chips
+CHIPS = {"batch_size": "batch", "lr": "rate"}  # words for settings
+SHOWN_VALUES = 3  # of a setting, in the chips
 SHOWN_CLASSES = 6  # of a client, in the tooltip
 
 
@@ -92,23 +93,11 @@ def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
     """What was set, in a few words; where runs differ, what each of them has."""
     counts = [(c["epochs"], "epoch") if c.get("epochs") else (c.get("steps"), "step") for c in configs]
     works = [f"{n} local {kind}{'s' * (n != 1)}" for n, kind in counts]
-    named = {
-        "availability": "availability",
-        "model": "model",
-        "partition": "partition",
-        "batch_size": "batch",
-        "lr": "rate",
-        "update": "update",
-    }
-    values = {key: list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c)) for key in ("num_clients", *named)}
-    chips = [f"{' or '.join(values['num_clients'])} clients", *dict.fromkeys(works)]
-    for key, word in named.items():
-        shown = (
-            values[key]
-            if len(values[key]) <= SHOWN_VALUES
-            else [*values[key][: SHOWN_VALUES - 1], f"and {len(values[key]) - SHOWN_VALUES + 1} more"]
-        )
-        chips += [f"{word} {value}" for value in shown]
+    chips = [*dict.fromkeys(f"{c.get('num_clients')} clients" for c in configs), *dict.fromkeys(works)]
+    for key in ("availability", "model", "partition", "batch_size", "lr", "update"):
+        values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c))
+        more = [f"and {len(values) - SHOWN_VALUES} more"] * (len(values) > SHOWN_VALUES)
+        chips += [f"{CHIPS.get(key, key)} {value}" for value in values[:SHOWN_VALUES] + more]
     return chips
 
 
