@@ -163,9 +163,8 @@ def _commands(study: Study, seeds: int, made: dict[str, list[History]]) -> list[
 def _again(records: Records) -> str:
     """What to expect of a run that is made once more."""
     about = sum(not repeats(run) for run in records.values())
-    but = (
-        f"Not so yet for {about} of the {len(records)} records: they were made on a GPU by {', '.join(BY_THE_CLOCK)}, whose compiler timed."
-    )
+    when = f"when the compiler still chose by timing (version {', '.join(BY_THE_CLOCK)}), or in two places"
+    but = f"Not so yet for {about} of the {len(records)} records, which were made on a GPU {when}."
     return f"{AGAIN} {but}" if about else AGAIN
 
 
