@@ -69,7 +69,7 @@ def results(folder: Path) -> str:
         text += "| algorithm | test accuracy | swing |\n|---|---|---|\n"
         for line in lines(report.groups):
             cells = [line.label, line.final, line.swing]
-            text += "| " + " | ".join(f"**{cell}**" if line.best else cell for cell in cells) + " |\n"
+            text += "| " + " | ".join(f"**{cell}**" if line.mark else cell for cell in cells) + " |\n"
         text += (
             f'\n{verdict(report.groups)}\n\n```bash\nmimicfl compare --partition classes:2 --availability "{pattern}" --uploads 200\n```\n'
         )

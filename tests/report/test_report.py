@@ -93,7 +93,35 @@ def test_without_a_seed_in_common_chance_is_not_known():
 
 def test_the_best_is_marked_and_only_the_best():
     groups = summary.group([history([0.9], "fedavg"), history([0.8], "mimic")])
-    assert [line.best for line in lines(groups)] == [True, False]
+    assert [line.mark for line in lines(groups)] == ["★", ""]
+
+
+def ends(by_algorithm, **config):
+    """Runs of one round each, a seed for each value."""
+    return [history([value], name, seed=seed, **config) for name, values in by_algorithm.items() for seed, value in enumerate(values)]
+
+
+def test_a_tie_has_no_winner():
+    def marked(**values):
+        return [line.mark for line in lines(summary.group(ends(values)))]
+
+    assert marked(fedavg=[0.9], fedprox=[0.9 + 1e-9], mimic=[0.8]) == ["≈", "≈", ""]  # equal up to rounding
+    assert marked(fedavg=[0.80, 0.60], mimic=[0.79, 0.65], mifa=[0.1, 0.1]) == ["≈", "≈", ""]  # as the verdict says
+    assert marked(fedavg=[0.70, 0.60, 0.95], mimic=[0.73, 0.62]) == ["", "★"]  # by the seeds that both have
+    assert marked(mimic=[0.5]) == [""]
+
+
+def test_the_verdict_names_all_who_are_level():
+    assert summary.verdict(summary.group(ends({"fedavg": [0.9], "fedprox": [0.9], "mifa": [0.9], "mimic": [0.8]}))) == (
+        "FedAvg, FedProx and MIFA end level at 90.0 %: nobody ends better."
+    )
+    noisy = summary.verdict(summary.group(ends({"fedavg": [0.8, 0.8], "mimic": [0.7, 0.7], "mifa": [0.9, 0.3]})))
+    assert noisy.endswith("ahead in 2 of 2 seeds; the difference to MIFA is within one standard error: call that a tie.")
+
+
+def test_the_best_is_marked_in_each_setting():
+    groups = summary.group(ends({"fedavg": [0.9], "mimic": [0.8]}, lr=0.1) + ends({"fedavg": [0.5], "mimic": [0.6]}, lr=0.5))
+    assert [line.mark for line in lines(groups)] == ["★", "", "", "★"]
 
 
 def test_swing_measures_the_end_of_the_curve():

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,6 +17,8 @@ TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mif
 COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"}
 SPARE = ["#7570b3", "#8c6d31", "#636363", "#1b7837", "#762a83", "#2166ac"]
 IGNORED = {"seed", "algorithm", "source", "preset", *BESIDE_THE_POINT}  # never part of a label
+BEST, LEVEL = "★", "≈"
+ROUNDING = 1e-6  # relative: engines agree up to this, so a smaller difference is nobody's lead
 AXES = {"uploads": "model uploadings", "round": "round", "megabytes": "megabytes sent up, all clients"}
 METRICS = {
     "test_accuracy": "test accuracy (%)",
@@ -42,6 +44,7 @@ class Group:
     label: str
     color: str
     runs: list[History]
+    setting: str = ""  # what else was varied, as in the label; empty where only algorithms were
 
     def finals(self, metric: str) -> list[float]:
         return [float(value) for run in self.runs if (value := run.last(metric)) is not None]
@@ -95,18 +98,17 @@ def group(histories: Sequence[History]) -> list[Group]:
     configs = [history.config for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
-    collected: dict[str, list[History]] = {}
+    collected: dict[tuple[str, str], list[History]] = {}
     for history in histories:
         config = history.config
-        label = title(str(config.get("algorithm", "run")))
-        label += "".join(f", {key} {config.get(key)}" for key in varied)
-        collected.setdefault(label, []).append(history)
+        setting = ", ".join(f"{key} {config.get(key)}" for key in varied)
+        collected.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
     groups: list[Group] = []
-    for k, (label, runs) in enumerate(collected.items()):
-        own = COLORS.get(parse(str(runs[0].config.get("algorithm", "")))[0]) if not varied else None
+    for k, ((spec, setting), runs) in enumerate(collected.items()):
+        own = COLORS.get(parse(spec)[0]) if not varied else None
         used = {g.color for g in groups}
         color = own if own and own not in used else next((c for c in [*SPARE, *COLORS.values()] if c not in used), SPARE[k % len(SPARE)])
-        groups.append(Group(label, color, runs))
+        groups.append(Group(", ".join(filter(None, (title(spec), setting))), color, runs, setting))
     return groups
 
 
@@ -136,16 +138,41 @@ def best(groups: Sequence[Group], metric: str) -> Group | None:
     return pick(scored, key=lambda pair: pair[0])[1]
 
 
+def lead(left: Group, right: Group, metric: str) -> Gap:
+    """How much better `left` ends than `right`, seed by seed."""
+    sign = 1 if higher_is_better(metric) else -1
+    return Gap.of(*({seed: sign * end for seed, end in g.by_seed(metric).items()} for g in (left, right)))
+
+
+def equal(left: Group, right: Group, metric: str) -> bool:
+    """Whether both end at the same figure, up to rounding."""
+    return math.isclose(mean_std(left.finals(metric))[0], mean_std(right.finals(metric))[0], rel_tol=ROUNDING)
+
+
+def marks(groups: Sequence[Group], metric: str) -> list[str]:
+    """BEST for the one whose lead over everybody else counts; where there is none, LEVEL for those whom the best does not leave behind."""
+    found: dict[str, str] = {}
+    for own in by_setting(groups).values():
+        rivals, _ = with_seeds_in_common(own, metric)
+        winner = best(rivals, metric)
+        if winner is None or len(rivals) < 2:
+            continue
+        level = [g for g in rivals if g is not winner and (equal(winner, g, metric) or lead(winner, g, metric).outcome == TIE)]
+        found |= {g.label: LEVEL if level else BEST for g in (winner, *level)}
+    return [found.get(g.label, "") for g in groups]
+
+
+def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
+    """The groups of each setting, where algorithms were compared in several; else all of them under an empty name."""
+    settings: dict[str, list[Group]] = {}
+    for g in groups:
+        settings.setdefault(g.setting, []).append(g)
+    return settings if len(settings) > 1 and max(map(len, settings.values())) > 1 else {"": list(groups)}
+
+
 def verdict(groups: Sequence[Group]) -> str:
     """Who ends best and by how much, computed from the runs; where algorithms were compared in several settings, in each of them."""
-    settings: dict[tuple[tuple[str, str], ...], list[Group]] = {}
-    for g in groups:
-        config = g.runs[0].config if g.runs else {}
-        own = tuple((key, repr(config[key])) for key in sorted(config) if key not in IGNORED)
-        settings.setdefault(own, []).append(g)
-    if len(settings) > 1 and max(map(len, settings.values())) > 1:
-        return "\n".join(_verdict(own) for own in settings.values())
-    return _verdict(groups)
+    return "\n".join(_verdict(own) for own in by_setting(groups).values())
 
 
 def _verdict(groups: Sequence[Group]) -> str:
@@ -159,24 +186,28 @@ def _verdict(groups: Sequence[Group]) -> str:
     mean, std = mean_std(winner.finals(metric))
     if not others:
         return f"{winner.label} ends at {show(metric, mean, std)}."
+    same = [g.label for g in others if equal(winner, g, metric)]
+    if same:
+        return f"{', '.join([winner.label, *same[:-1]])} and {same[-1]} end level at {show(metric, mean)}{few}: nobody ends better."
     second = best(others, metric)
     assert second is not None
     gap = abs(mean - mean_std(second.finals(metric))[0])
-    lead = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
-    text = f"{winner.label} ends best at {show(metric, mean, std)}, {lead} {second.label}{few}"
-    sign = 1 if higher_is_better(metric) else -1
-    shared = Gap.of(*({seed: sign * end for seed, end in g.by_seed(metric).items()} for g in (winner, second)))
+    points = f"{100 * gap:.1f} points above" if metric == "test_accuracy" else f"{gap:.3g} below"
+    text = f"{winner.label} ends best at {show(metric, mean, std)}, {points} {second.label}{few}"
+    shared = lead(winner, second, metric)
     if shared.seeds < 2:
         return f"{text} ({'one seed' if shared.seeds else 'no seed in common'}: how much of that is chance is not known)."
     if shared.outcome == TIE:
         return f"{text}, which is within one standard error of the differences seed by seed: call it a tie."
-    return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds."
+    close = [g.label for g in others if lead(winner, g, metric).outcome == TIE]
+    tie = f"; the difference to {' and '.join(close)} is within one standard error: call that a tie" if close else ""
+    return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds{tie}."
 
 
 def with_seeds_in_common(groups: Sequence[Group], metric: str) -> tuple[Sequence[Group], str]:
     """The groups without runs under seeds that others lack, and words that say so; all of them if no seed is in every group."""
     seeds = set.intersection(*[set(g.by_seed(metric)) for g in groups] or [set()])
-    kept = [Group(g.label, g.color, [run for run in g.runs if run.config.get("seed") in seeds]) for g in groups]
+    kept = [replace(g, runs=[run for run in g.runs if run.config.get("seed") in seeds]) for g in groups]
     if not seeds or all(len(k.runs) == len(g.runs) for k, g in zip(kept, groups, strict=True)):
         return groups, ""
     return kept, f" in the {len(seeds)} seeds that all have" if len(seeds) > 1 else ""

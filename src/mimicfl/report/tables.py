@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from .gap import mean_std
-from .summary import Group, best, higher_is_better, main_metric, show
+from .summary import BEST, LEVEL, Group, higher_is_better, main_metric, marks, show
 
 HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
 
@@ -23,16 +23,15 @@ class Line:
     rounds: str
     uploads: str
     megabytes: str
-    best: bool
+    mark: str  # BEST, LEVEL or nothing
 
 
 def lines(groups: Sequence[Group]) -> list[Line]:
     metric = main_metric(groups)
-    winner = best(groups, metric)
-    return [_line(g, metric, g is winner and len(groups) > 1) for g in groups]
+    return [_line(g, metric, mark) for g, mark in zip(groups, marks(groups, metric), strict=True)]
 
 
-def _line(g: Group, metric: str, is_best: bool) -> Line:
+def _line(g: Group, metric: str, mark: str) -> Line:
     values = [[row[metric] for row in run.rows if row.get(metric) is not None] for run in g.runs]
     pick = max if higher_is_better(metric) else min
     peak, _ = mean_std([pick(v) for v in values if v])
@@ -47,7 +46,7 @@ def _line(g: Group, metric: str, is_best: bool) -> Line:
         rounds=_span([end["round"] + 1 for end in ends]),
         uploads=_span([end["uploads"] for end in ends]),
         megabytes=f"{mean_std([end['bytes_up'] / 1e6 for end in ends])[0]:.3g}",
-        best=is_best,
+        mark=mark,
     )
 
 
@@ -58,14 +57,14 @@ def _span(values: list[int]) -> str:
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """Mean ± standard deviation over seeds; the best is marked."""
+    """Mean ± standard deviation over seeds; the best is marked, or those between whom there is no best."""
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("", width=1)
     view.add_column("algorithm")
     for head in (HEADS[main_metric(groups)], "peak", "swing", "seeds", "rounds", "uploads", "MB up"):
         view.add_column(head, justify="right")
     for line in lines(groups):
-        cells = ["★" if line.best else "", line.label, line.final, line.peak, line.swing]
+        cells = [line.mark, line.label, line.final, line.peak, line.swing]
         cells += [str(line.seeds), line.rounds, line.uploads, line.megabytes]
-        view.add_row(*cells, style="bold green" if line.best else None)
+        view.add_row(*cells, style={BEST: "bold green", LEVEL: "green"}.get(line.mark))
     return view

@@ -1,6 +1,7 @@
 """Pictures of the theory: bounds above what was measured, the error of the direction, the rate and its certificate, the diagnoses."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -20,7 +21,7 @@ DASHES = {"Theorem 1": "--", "Theorem 2": "--", "mixing bound": "-.", "Lemma 1 w
 
 def seen(groups: Sequence[Group]) -> list[Group]:
     """The groups with a diagnosed run."""
-    kept = [Group(g.label, g.color, [run for run in g.runs if diagnosed(run)]) for g in groups]
+    kept = [replace(g, runs=[run for run in g.runs if diagnosed(run)]) for g in groups]
     return [g for g in kept if g.runs]
 
 
