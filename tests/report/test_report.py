@@ -185,5 +185,9 @@ def test_nothing_to_report(tmp_path):
 def test_regression_runs_report_the_distance(tmp_path):
     mf.compare(mf.Experiment(dataset="synthetic", rounds=4), ["fedavg", "mimic"], [0], tmp_path)
     report = build([tmp_path])
-    assert "distance" in report.page.read_text()
+    text = report.page.read_text()
+    assert "distance" in text
+    assert "<th>lowest</th>" in text  # a loss has no peak to be proud of
+    assert "<em>Lowest</em> is the lowest point of each run" in text
+    assert [column.header for column in table(report.groups).columns][3] == "lowest"
     assert "below" in summary.verdict(report.groups)

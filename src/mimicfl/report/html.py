@@ -16,7 +16,7 @@ from ..files import write_text
 from ..metrics.history import History
 from ..metrics.store import RunFolder
 from .summary import AXES, METRICS, Group, main_metric, series, verdict
-from .tables import HEADS, lines
+from .tables import HEADS, extreme_word, lines
 
 PAGE = Path(__file__).parent / "page"
 THEORY = {
@@ -45,12 +45,14 @@ def write(
     page = jinja2.Environment(autoescape=True).from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]
     data = _data(groups)
+    metric = main_metric(groups)
     text = page.render(
         title=_title(groups, configs),
         verdict=verdict(groups),
         chips=_chips(configs),
         unfinished=unfinished,
-        head=HEADS[main_metric(groups)],
+        head=HEADS[metric],
+        extreme=extreme_word(metric),
         lines=lines(groups),
         colors=[g.color for g in groups],
         has_classes=any(g["classes"] for g in data["groups"]),

@@ -17,7 +17,7 @@ class Line:
 
     label: str
     final: str
-    peak: str
+    extreme: str  # the best point of each run, averaged
     swing: str
     seeds: int
     rounds: str
@@ -34,13 +34,13 @@ def lines(groups: Sequence[Group]) -> list[Line]:
 def _line(g: Group, metric: str, mark: str) -> Line:
     values = [[row[metric] for row in run.rows if row.get(metric) is not None] for run in g.runs]
     pick = max if higher_is_better(metric) else min
-    peak, _ = mean_std([pick(v) for v in values if v])
+    extreme, _ = mean_std([pick(v) for v in values if v])
     shake = g.swing(metric)
     ends = [run.rows[-1] for run in g.runs if run.rows]
     return Line(
         label=g.label,
         final=show(metric, *mean_std(g.finals(metric))),
-        peak=show(metric, peak),
+        extreme=show(metric, extreme),
         swing="–" if shake is None else (f"{100 * shake:.1f}" if metric == "test_accuracy" else f"{shake:.2g}"),
         seeds=len(g.runs),
         rounds=_span([end["round"] + 1 for end in ends]),
@@ -48,6 +48,10 @@ def _line(g: Group, metric: str, mark: str) -> Line:
         megabytes=f"{mean_std([end['bytes_up'] / 1e6 for end in ends])[0]:.3g}",
         mark=mark,
     )
+
+
+def extreme_word(metric: str) -> str:
+    return "peak" if higher_is_better(metric) else "lowest"
 
 
 def _span(values: list[int]) -> str:
@@ -61,10 +65,11 @@ def table(groups: Sequence[Group]) -> Table:
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("", width=1)
     view.add_column("algorithm")
-    for head in (HEADS[main_metric(groups)], "peak", "swing", "seeds", "rounds", "uploads", "MB up"):
+    metric = main_metric(groups)
+    for head in (HEADS[metric], extreme_word(metric), "swing", "seeds", "rounds", "uploads", "MB up"):
         view.add_column(head, justify="right")
     for line in lines(groups):
-        cells = [line.mark, line.label, line.final, line.peak, line.swing]
+        cells = [line.mark, line.label, line.final, line.extreme, line.swing]
         cells += [str(line.seeds), line.rounds, line.uploads, line.megabytes]
         view.add_row(*cells, style={BEST: "bold green", LEVEL: "green"}.get(line.mark))
     return view
