@@ -1,5 +1,6 @@
 """Tables, pictures and the page, from run folders."""
 
+import io
 import json
 import re
 
@@ -10,7 +11,7 @@ import mimicfl as mf
 from mimicfl.metrics.history import History
 from mimicfl.report import html, summary
 from mimicfl.report.report import build
-from mimicfl.report.tables import lines, table
+from mimicfl.report.tables import lines, overview, overview_tables, table
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +123,39 @@ def test_the_verdict_names_all_who_are_level():
 def test_the_best_is_marked_in_each_setting():
     groups = summary.group(ends({"fedavg": [0.9], "mimic": [0.8]}, lr=0.1) + ends({"fedavg": [0.5], "mimic": [0.6]}, lr=0.5))
     assert [line.mark for line in lines(groups)] == ["★", "", "", "★"]
+
+
+def two_settings():
+    """FedAvg ahead in one; in the other MimiC has a seed less, SCAFFOLD is not there, and one lucky seed is FedAvg's alone."""
+    first = ends({"fedavg": [0.9, 0.9], "scaffold": [0.9, 0.9], "mimic": [0.8, 0.8]}, lr=0.1)
+    return summary.group(first + ends({"fedavg": [0.5, 0.9], "mimic": [0.6]}, lr=0.5))
+
+
+def test_all_settings_at_a_glance():
+    found = overview(two_settings())
+    assert found.algorithms == ["FedAvg", "SCAFFOLD", "MimiC"]
+    assert [column.setting for column in found.columns] == ["lr 0.1", "lr 0.5"]
+    assert [str(entry) for entry in found.columns[0].entries] == ["≈ 90.0 ± 0.0 %", "≈ 90.0 ± 0.0 %", "80.0 ± 0.0 %"]
+    assert [str(entry) for entry in found.columns[1].entries] == ["70.0 ± 28.3 %", "–", "★ 60.0 % (1 of 2 seeds)"]
+    assert overview(summary.group(ends({"fedavg": [0.9], "mimic": [0.8]}))) is None
+    assert overview(summary.group(ends({"mimic": [0.8]}, lr=0.1) + ends({"mimic": [0.9]}, lr=0.5))) is None
+
+
+@pytest.mark.parametrize("width", [40, 60, 200])
+def test_a_narrow_terminal_cuts_no_number(width):
+    found = overview(two_settings())
+    console = Console(width=width, record=True, file=io.StringIO())
+    for view in overview_tables(found, width):
+        console.print(view)
+    text = console.export_text()
+    assert all(str(entry) in text for column in found.columns for entry in column.entries)
+
+
+def test_the_page_begins_with_all_settings(tmp_path, runs):
+    page = html.write(tmp_path / "page.html", two_settings(), [mf.metrics.store.RunFolder(runs / "mimic-s0")]).read_text()
+    assert page.index("All settings") < page.index("Result")
+    assert "★ 60.0 % (1 of 2 seeds)" in page
+    assert "All settings" not in build([runs]).page.read_text()
 
 
 def test_swing_measures_the_end_of_the_curve():

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from ..errors import UsageError, whole
 from ..metrics.history import History, read
 from ..metrics.store import find_runs
 from ..report.report import Report, build
-from ..report.summary import show, verdict
-from ..report.tables import table
+from ..report.summary import Group, group, show, verdict
+from ..report.tables import overview, overview_tables, table
 from ..sweep import carry_out
 from ..sweep import compare as run_compare
 from ..sweep.grid import cells, read_sweep
@@ -99,14 +100,27 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
             carry_out_on(arguments.ray, plan, target, progress.notice)
         else:
             carry_out(plan, target, progress, progress.notice)
-    for cell, names in cells(plan).items():
+    reports = {cell: build([target / name for name in names], target / cell) for cell, names in cells(plan).items()}
+    if print_overview(console, group([run for report in reports.values() for g in report.groups for run in g.runs])):
+        console.print(f"see them on one page: mimicfl report {target}", soft_wrap=True)
+    for cell, report in reports.items():
         if cell:
             console.print(f"\n{cell}", style="bold", soft_wrap=True)
-        print_report(console, build([target / name for name in names], target / cell))
+        print_report(console, report)
     console.print(f"{time.monotonic() - began:.0f} s", style="dim")
 
 
+def print_overview(console: Console, groups: Sequence[Group]) -> bool:
+    """All settings at a glance, if there are several; whether there are."""
+    found = overview(groups)
+    for view in overview_tables(found, console.width) if found else []:
+        console.print()
+        console.print(view)
+    return found is not None
+
+
 def print_report(console: Console, report: Report) -> None:
+    print_overview(console, report.groups)
     console.print()
     console.print(table(report.groups))
     console.print()

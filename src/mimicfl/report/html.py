@@ -16,7 +16,7 @@ from ..files import write_text
 from ..metrics.history import History
 from ..metrics.store import RunFolder
 from .summary import AXES, METRICS, Group, main_metric, series, verdict
-from .tables import HEADS, extreme_word, lines
+from .tables import HEADS, extreme_word, lines, overview
 
 PAGE = Path(__file__).parent / "page"
 THEORY = {
@@ -54,6 +54,7 @@ def write(
         head=HEADS[metric],
         extreme=extreme_word(metric),
         lines=lines(groups),
+        overview=overview(groups),
         colors=[g.color for g in groups],
         has_classes=any(g["classes"] for g in data["groups"]),
         has_clients=any(g["clients"] for g in data["groups"]),

@@ -1,4 +1,4 @@
-"""The comparison as a terminal table."""
+"""The comparison as tables: a line a group, and all settings at a glance; as text, and for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from .gap import mean_std
-from .summary import BEST, LEVEL, Group, higher_is_better, main_metric, marks, show
+from .summary import BEST, LEVEL, Group, by_setting, higher_is_better, main_metric, marks, show, title
 
 HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
+BETWEEN, WIDEST_SETTING = 2, 24  # characters, in a terminal
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,82 @@ def _span(values: list[int]) -> str:
     if not values:
         return "0"
     return str(values[0]) if len(set(values)) == 1 else f"{min(values)}-{max(values)}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An algorithm in a setting, as text."""
+
+    text: str = "–"
+    mark: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.mark} {self.text}".lstrip()
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting: what it is, what is measured in it, and how every algorithm does."""
+
+    setting: str
+    head: str
+    entries: list[Entry]
+
+    @property
+    def widest(self) -> int:
+        return max(len(str(entry)) for entry in self.entries)
+
+
+@dataclass(frozen=True)
+class Overview:
+    algorithms: list[str]
+    columns: list[Column]
+
+
+def overview(groups: Sequence[Group]) -> Overview | None:
+    """Algorithms down, settings across; None where there is one setting only, or one algorithm."""
+    settings = by_setting(groups)
+    if len(settings) < 2:
+        return None
+    algorithms = list(dict.fromkeys(map(_algorithm, groups)))
+    seeds = max(len(g.runs) for g in groups)
+    return Overview(algorithms, [_column(setting, own, algorithms, seeds) for setting, own in settings.items()])
+
+
+def _algorithm(g: Group) -> str:
+    return title(str(g.runs[0].config.get("algorithm", "run")))
+
+
+def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], seeds: int) -> Column:
+    metric = main_metric(groups)
+    found: dict[str, Entry] = {}
+    for g, mark in zip(groups, marks(groups, metric), strict=True):
+        ends = g.finals(metric)
+        few = f" ({len(ends)} of {seeds} seeds)" if 0 < len(ends) < seeds else ""
+        found[_algorithm(g)] = Entry(show(metric, *mean_std(ends)) + few, mark)
+    return Column(setting, HEADS[metric], [found.get(name, Entry()) for name in algorithms])
+
+
+def overview_tables(found: Overview, width: int) -> list[Table]:
+    """The overview for a terminal so wide, in as many pieces as it takes."""
+    room = width - max(map(len, ["algorithm", *found.algorithms]))
+    pieces: list[list[Column]] = []
+    for column in found.columns:
+        if not pieces or sum(BETWEEN + c.widest for c in (*pieces[-1], column)) > room:
+            pieces.append([])
+        pieces[-1].append(column)
+    return [_piece(found.algorithms, columns) for columns in pieces]
+
+
+def _piece(algorithms: Sequence[str], columns: Sequence[Column]) -> Table:
+    view = Table(box=None, header_style="bold", pad_edge=False)
+    view.add_column("algorithm", no_wrap=True)
+    for column in columns:  # a long setting is folded, its numbers are not
+        most = max(column.widest, WIDEST_SETTING)
+        view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", min_width=column.widest, max_width=most)
+    for k, algorithm in enumerate(algorithms):
+        view.add_row(algorithm, *(str(column.entries[k]) for column in columns))
+    return view
 
 
 def table(groups: Sequence[Group]) -> Table:
