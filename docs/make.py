@@ -25,7 +25,8 @@ from mimicfl.cli.main import main, parser
 from mimicfl.cli.train import DEMO
 from mimicfl.config import from_dict
 from mimicfl.report.report import build
-from mimicfl.report.summary import COLORS, TITLES, verdict
+from mimicfl.report.styles import COLORS
+from mimicfl.report.summary import TITLES, verdict
 from mimicfl.report.tables import lines
 
 DOCS = Path(__file__).parent

@@ -9,7 +9,7 @@ from rich.console import Console
 
 import mimicfl as mf
 from mimicfl.metrics.history import History
-from mimicfl.report import html, summary
+from mimicfl.report import figures, html, styles, summary
 from mimicfl.report.report import build
 from mimicfl.report.tables import lines, overview, overview_tables, table
 
@@ -35,6 +35,30 @@ def test_groups_differ_by_algorithm_and_by_what_was_varied():
     varied = summary.group([history([0.1], availability="always"), history([0.2], availability="static:0.1")])
     assert [g.label for g in varied] == ["FedAvg, availability always", "FedAvg, availability static:0.1"]
     assert len({g.color for g in varied}) == 2
+
+
+ALGORITHMS = ["fedavg", "fedprox:mu=0.01", "scaffold", "mimic"]
+
+
+@pytest.mark.parametrize(
+    ("algorithms", "rates"),
+    [(ALGORITHMS, 3), (ALGORITHMS, 6), (ALGORITHMS, 9), (["mimic"], 30), ([f"fedprox:mu={k}" for k in range(20)], 2)],
+)
+def test_no_two_curves_look_the_same(algorithms, rates):
+    groups = summary.group([history([0.1, 0.2], name, lr=rate) for name in algorithms for rate in range(rates)])
+    assert len({(g.color, g.dash) for g in groups}) == len(groups)
+    drawn = figures.curves(groups).axes[0].get_lines()
+    assert len({(line.get_color(), str(line._dash_pattern)) for line in drawn}) == len(groups)
+    assert len({html._swatch(g) for g in groups}) == len(groups)
+
+
+def test_too_many_curves_for_colours_have_a_colour_an_algorithm_and_dashes_a_setting():
+    groups = summary.group([history([0.1], name, lr=rate) for name in ALGORITHMS for rate in (1, 2, 3)])
+    assert [g.color for g in groups[::3]] == [styles.COLORS[name.partition(":")[0]] for name in ALGORITHMS]
+    assert all(len({g.color for g in groups[k : k + 3]}) == 1 for k in (0, 3, 6, 9))
+    first, prox = (groups[k + 1].dash for k in (0, 3))
+    assert first[1] == prox[1]
+    assert first[0] != prox[0]  # its gaps lie elsewhere, since it would hide FedAvg
 
 
 def test_mean_and_spread_are_those_of_the_seeds():

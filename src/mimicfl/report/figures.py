@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 
 from ..files import replacing
 from ..metrics.history import History
+from .styles import Pattern
 from .summary import AXES, METRICS, Group, group, main_metric
 
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
@@ -24,8 +25,7 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
         curve = g.curve(metric, axis)
         x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
         own = g.label.startswith("MimiC")
-        dashes = "--" if g.label.startswith("FedProx") else "-"  # a small mu follows FedAvg so closely that it would hide it
-        axes.plot(x, mean, dashes, color=g.color, label=g.label, linewidth=2.4 if own else 1.5, zorder=3 if own else 2)
+        axes.plot(x, mean, linestyle=dashes(g), color=g.color, label=g.label, linewidth=2.4 if own else 1.5, zorder=3 if own else 2)
         axes.fill_between(x, mean - std, mean + std, color=g.color, alpha=0.15, linewidth=0)
     if metric == "distance":
         axes.set_yscale("log")
@@ -39,6 +39,12 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
     axes.margins(x=0.01)
     return figure
+
+
+def dashes(g: Group) -> tuple[float, Pattern | None]:
+    """As matplotlib wants them."""
+    begin, pattern = g.dash
+    return begin, pattern or None
 
 
 def subtitle(groups: Sequence[Group]) -> str:

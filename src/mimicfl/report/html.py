@@ -55,7 +55,7 @@ def write(
         extreme=extreme_word(metric),
         lines=lines(groups),
         overview=overview(groups),
-        colors=[g.color for g in groups],
+        swatches=[_swatch(g) for g in groups],
         has_classes=any(g["classes"] for g in data["groups"]),
         has_clients=any(g["clients"] for g in data["groups"]),
         theory=[(THEORY[name], embedded(picture)) for name, picture in (theory or {}).items()],
@@ -122,12 +122,22 @@ def _group(g: Group, metrics: dict[str, str]) -> dict[str, Any]:
         "label": g.label,
         "color": g.color,
         "strong": g.label.startswith("MimiC"),
-        "dashed": g.label.startswith("FedProx"),  # a small mu follows FedAvg so closely that it would hide it
+        "dash": g.dash,
+        "swatch": _swatch(g),
         "curves": curves,
         "seeds": seeds,
         "classes": means,
         "clients": {_key(run): _rounded(run.client_accuracy) for run in g.runs if run.client_accuracy},
     }
+
+
+def _swatch(g: Group) -> str:
+    """A piece of the group's line, for legends."""
+    begin, pattern = g.dash
+    width = 2.6
+    gaps = f' stroke-dasharray="{" ".join(f"{width * part:.3g}" for part in pattern)}" stroke-dashoffset="{width * begin:.3g}"'
+    line = f'<line x2="38" y1="5" y2="5" stroke="{g.color}" stroke-width="{width}"{gaps if pattern else ""}/>'
+    return f'<svg class="swatch" viewBox="0 0 38 10" aria-hidden="true">{line}</svg>'
 
 
 def _key(run: History) -> str:

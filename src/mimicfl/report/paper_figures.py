@@ -11,7 +11,8 @@ from ..paper.reproduce import Cell
 from ..paper.studies import Study
 from .figures import INK, curves
 from .paper_verdicts import runs_of, value
-from .summary import COLORS, Group, title, with_seeds_in_common
+from .styles import COLORS
+from .summary import Group, title, with_seeds_in_common
 
 
 def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figure]:

@@ -10,7 +10,8 @@ from ..paper.records import Records
 from ..paper.reproduce import Cell
 from ..paper.studies import STUDIES, Study
 from .gap import FEW, NO, OPEN, TIE, YES, Gap, mean_std, signed
-from .summary import COLORS, TITLES, Group
+from .styles import COLORS, own_dash
+from .summary import TITLES, Group
 
 FIRST = "MimiC is first"
 PRINTED = "The accuracies agree with those in print"
@@ -61,7 +62,7 @@ def worst(outcomes: Sequence[str]) -> str:
 def runs_of(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Group | None:
     """The recorded runs of a cell, ready to be drawn."""
     runs = cell.found(records, seeds, scale)
-    return Group(TITLES[cell.algorithm], COLORS[cell.algorithm], runs) if runs else None
+    return Group(TITLES[cell.algorithm], COLORS[cell.algorithm], runs, own_dash(cell.algorithm)) if runs else None
 
 
 def value(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Value | None:

@@ -9,13 +9,10 @@ import numpy as np
 
 from ..config import BESIDE_THE_POINT
 from ..metrics.history import History, Row
-from ..registry import parse
 from .gap import TIE, Gap, mean_std
+from .styles import SOLID, Dash, styles
 
 TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
-# Colours that stay apart for colour-blind readers, on white and on dark.
-COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"}
-SPARE = ["#7570b3", "#8c6d31", "#636363", "#1b7837", "#762a83", "#2166ac"]
 IGNORED = {"seed", "algorithm", "source", "preset", *BESIDE_THE_POINT}  # never part of a label
 BEST, LEVEL = "★", "≈"
 ROUNDING = 1e-6  # relative: engines agree up to this, so a smaller difference is nobody's lead
@@ -44,6 +41,7 @@ class Group:
     label: str
     color: str
     runs: list[History]
+    dash: Dash = SOLID
     setting: str = ""  # what else was varied, as in the label; empty where only algorithms were
 
     def finals(self, metric: str) -> list[float]:
@@ -103,13 +101,11 @@ def group(histories: Sequence[History]) -> list[Group]:
         config = history.config
         setting = ", ".join(f"{key} {config.get(key)}" for key in varied)
         collected.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
-    groups: list[Group] = []
-    for k, ((spec, setting), runs) in enumerate(collected.items()):
-        own = COLORS.get(parse(spec)[0]) if not varied else None
-        used = {g.color for g in groups}
-        color = own if own and own not in used else next((c for c in [*SPARE, *COLORS.values()] if c not in used), SPARE[k % len(SPARE)])
-        groups.append(Group(", ".join(filter(None, (title(spec), setting))), color, runs, setting))
-    return groups
+    labels = [", ".join(filter(None, (title(spec), setting))) for spec, setting in collected]
+    return [
+        Group(label, color, runs, dash, setting)
+        for label, (color, dash), ((_, setting), runs) in zip(labels, styles(list(collected)), collected.items(), strict=True)
+    ]
 
 
 def title(spec: str) -> str:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..errors import UsageError
 from ..metrics.history import History
-from .figures import INK, subtitle
+from .figures import INK, dashes, subtitle
 from .summary import Group
 from .theory import Check, bounded, check, diagnosed
 
@@ -38,14 +38,14 @@ def _axes(figure: Figure, position: tuple[int, int, int] = (1, 1, 1), *, log: bo
 
 
 def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
-    """Measured gradient norms (solid) and what bounds them (dashed and dotted), for the first seed of each algorithm."""
+    """Measured gradient norms (thick) and what bounds them (dashed and dotted), for the first seed of each algorithm."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _axes(figure, y="squared norm of grad f, weighted mean so far")
     notes: dict[str, list[str]] = {}
     for g in seen(groups):
         found = bounded(g.runs[0])
         assert found is not None
-        axes.plot(found.number, found.measured, color=g.color, linewidth=2.2, label=f"{g.label}, measured")
+        axes.plot(found.number, found.measured, linestyle=dashes(g), color=g.color, linewidth=2.2, label=f"{g.label}, measured")
         axes.plot(found.number, _visible(list(found.grad2)), color=g.color, linewidth=0.6, alpha=0.5)
         for name, line in found.bounds.items():
             axes.plot(found.number, line, DASHES[name], color=g.color, linewidth=1.4, label=f"{g.label}, {name}")
@@ -62,7 +62,7 @@ def errors(groups: Sequence[Group]) -> Figure:
     axes = _axes(figure, y="E_t = |v_t - grad f(w_t)|²")
     for g in seen(groups):
         x, y = _mean(g, "E")
-        axes.plot(x, y, color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=g.label)
+        axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=g.label)
     axes.set_title(subtitle(groups), fontsize=10, color=INK, loc="left")
     axes.legend(frameon=False)
     return figure
@@ -113,7 +113,7 @@ def parts(groups: Sequence[Group]) -> Figure:
     memory = _axes(figure, (2, 2, 3), y="rms norm of a client's memory")
     stale = _axes(figure, (2, 2, 4), log=False, y="rounds since a client was there")
     for g in shown:
-        bias.plot(*_mean(g, "gamma"), color=g.color, linewidth=1.5, label=g.label)
+        bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=g.label)
         for key, line in (("A1", "-"), ("A2", "--")):
             x, y = _mean(g, key)
             if len(x):

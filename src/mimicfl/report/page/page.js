@@ -38,6 +38,13 @@ function smoothed(values) {
   });
 }
 
+// Dashes are in line widths.
+function pen(g, width) {
+  const [begin, pattern] = g.dash;
+  const dashes = pattern.length ? ` stroke-dasharray="${pattern.map((v) => v * width).join(" ")}" stroke-dashoffset="${begin * width}"` : "";
+  return `stroke="${g.color}" stroke-width="${width}"${dashes}`;
+}
+
 function drawChart() {
   const metric = $("metric").value, axis = $("axis").value;
   const factor = metric === "test_accuracy" ? 100 : 1, log = metric === "distance";
@@ -70,14 +77,14 @@ function drawChart() {
   svg += `<text x="${(W + M.l) / 2}" y="${H - 6}" text-anchor="middle">${text(DATA.axes[axis])}</text>`;
   svg += `<text transform="translate(13 ${(H - M.b) / 2}) rotate(-90)" text-anchor="middle">${text(DATA.metrics[metric])}</text>`;
   for (const g of groups) {
-    if (seeds) for (const e of g.every) svg += `<path d="${path(e.x, e.y)}" fill="none" stroke="${g.color}" stroke-width="1" opacity=".45"/>`;
+    if (seeds) for (const e of g.every) svg += `<path d="${path(e.x, e.y)}" fill="none" ${pen(g, 1)} opacity=".45"/>`;
     else {
       const up = path(g.x, g.y.map((v, k) => v + g.s[k]));
       const down = path([...g.x].reverse(), g.y.map((v, k) => v - g.s[k]).reverse()).replace("M", "L");
       svg += `<path d="${up}${down}Z" fill="${g.color}" opacity=".14"/>`;
     }
   }
-  for (const g of groups) svg += `<path d="${path(g.x, g.y)}" fill="none" stroke="${g.color}" stroke-width="${g.strong ? 2.8 : 1.8}"${g.dashed ? ' stroke-dasharray="6 4"' : ""} stroke-linejoin="round"/>`;
+  for (const g of groups) svg += `<path d="${path(g.x, g.y)}" fill="none" ${pen(g, g.strong ? 2.8 : 1.8)} stroke-linejoin="round"/>`;
   svg += `<line id="cursor" class="grid" y1="${M.t}" y2="${H - M.b}" visibility="hidden"/></svg>`;
   $("chart").innerHTML = svg;
   const view = $("chart").firstChild, cursor = $("cursor");
@@ -89,7 +96,7 @@ function drawChart() {
     const spot = rows[0].g.x[rows[0].k];
     cursor.setAttribute("x1", X(spot)); cursor.setAttribute("x2", X(spot)); cursor.setAttribute("visibility", "visible");
     showTip(event, `<b>${text(DATA.axes[axis])}: ${short(spot)}</b>` + rows.map(({ g, k }) =>
-      `<i style="background:${g.color}"></i>${text(g.label)} ${factor === 100 ? g.y[k].toFixed(1) : short(g.y[k])}${g.s[k] ? " ± " + (factor === 100 ? g.s[k].toFixed(1) : short(g.s[k])) : ""}<br>`).join(""));
+      `${g.swatch}${text(g.label)} ${factor === 100 ? g.y[k].toFixed(1) : short(g.y[k])}${g.s[k] ? " ± " + (factor === 100 ? g.s[k].toFixed(1) : short(g.s[k])) : ""}<br>`).join(""));
   };
   view.onmouseleave = () => { hideTip(); cursor.setAttribute("visibility", "hidden"); };
 }
@@ -97,7 +104,7 @@ function drawChart() {
 function drawLegend() {
   $("legend").replaceChildren(...DATA.groups.map((g) => {
     const button = document.createElement("button");
-    button.innerHTML = `<i style="background:${g.color}"></i>${text(g.label)}`;
+    button.innerHTML = `${g.swatch}${text(g.label)}`;
     button.className = hidden.has(g.label) ? "off" : "";
     button.setAttribute("aria-pressed", String(!hidden.has(g.label)));
     button.onclick = () => { hidden.has(g.label) ? hidden.delete(g.label) : hidden.add(g.label); drawLegend(); drawChart(); };
