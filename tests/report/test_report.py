@@ -61,6 +61,27 @@ def test_too_many_curves_for_colours_have_a_colour_an_algorithm_and_dashes_a_set
     assert first[0] != prox[0]  # its gaps lie elsewhere, since it would hide FedAvg
 
 
+@pytest.mark.parametrize(("clients", "columns"), [(4, 2), (10**50, 1)])
+def test_many_names_stand_below_the_curves(clients, columns):
+    groups = summary.group([history([0.1, 0.2], name, num_clients=n) for name in ALGORITHMS for n in range(clients, clients + 8)])
+    figure = figures.curves(groups)
+    figure.draw_without_rendering()
+    [legend], [axes] = figure.legends, figure.axes
+    box = legend.get_window_extent()
+    assert axes.get_legend() is None
+    assert not box.overlaps(axes.get_tightbbox())
+    assert axes.get_window_extent().height > 0.6 * figures.HEIGHT * figure.dpi  # the picture has grown instead
+    assert figure.bbox.containsx(box.x0)
+    assert figure.bbox.containsx(box.x1)
+    assert legend._ncols == columns
+
+
+def test_few_names_stand_beside_their_curves():
+    figure = figures.curves(summary.group([history([0.1, 0.2], name) for name in ALGORITHMS]))
+    assert figure.axes[0].get_legend() is not None
+    assert not figure.legends
+
+
 def test_mean_and_spread_are_those_of_the_seeds():
     [group] = summary.group([history([0.1, 0.5], seed=0), history([0.3, 0.9], seed=1)])
     curve = group.curve("test_accuracy")

@@ -1,5 +1,6 @@
 """Pictures: accuracy against uploads, and who was there when. PNG or SVG by the file's ending."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from .styles import Pattern
 from .summary import AXES, METRICS, Group, group, main_metric
 
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
+HEIGHT, LINE = 4.6, 0.19  # inches: of the curves, and of a line of the legend below them
+MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels, and letters of a label, that leave the curves visible
+ABREAST, HANDLE = 118, 10  # letters in a line of the legend, and the room of a piece of line beside its label
 
 
 def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", heading: str = "") -> Figure:
@@ -19,7 +23,7 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     groups: list[Group] = [g for g in runs if isinstance(g, Group)] or group([h for h in runs if isinstance(h, History)])
     metric = main_metric(groups)
     factor = 100 if metric == "test_accuracy" else 1
-    figure = Figure(figsize=(8, 4.6), layout="constrained")
+    figure = Figure(figsize=(8, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     for g in groups:
         curve = g.curve(metric, axis)
@@ -36,8 +40,14 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     )
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
     axes.margins(x=0.01)
+    longest = max((len(g.label) for g in groups), default=0)
+    if len(groups) <= MOST_INSIDE and longest <= LONGEST_INSIDE:
+        axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
+    else:  # below the picture, which grows by as much
+        columns = max(1, ABREAST // (longest + HANDLE))
+        figure.set_figheight(HEIGHT + LINE * math.ceil(len(groups) / columns))
+        figure.legend(frameon=False, loc="outside lower left", ncols=columns, fontsize=9, handlelength=4)
     return figure
 
 
