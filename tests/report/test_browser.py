@@ -54,14 +54,47 @@ addEventListener("load", () => {
 """
 
 
+# Whether the page, and each of its boxes that may scroll, is wider than there is room for.
+MEASURE = """
+<script>
+addEventListener("load", () => {
+  const boxes = [...document.querySelectorAll(".scroll")].filter((box) => box.scrollWidth > box.clientWidth).length;
+  const page = document.documentElement;
+  parent.postMessage([page.scrollWidth > page.clientWidth ? "page too wide" : "page fits", boxes], "*");
+});
+</script>
+"""
+# A window has a least width, a frame has not.
+FRAME = """
+<body><script>onmessage = (event) => { [document.body.dataset.page, document.body.dataset.boxes] = event.data; };</script>
+<iframe src="page.html" width="WIDTH" height="900"></iframe></body>
+"""
+
+
+def visit(page):
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", "--window-size=1400,1000", "--dump-dom", page.as_uri()]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """A page of many groups with long names."""
+    folder = tmp_path_factory.mktemp("sweep")
+    for k, pattern in enumerate(("label-correlated:classes=[0,1,2],rare=0.02,common=0.3", "static:0.2", "time-varying:0.1")):
+        settings = mf.Experiment(rounds=2, availability=pattern, partition="classes:2")
+        mf.compare(settings, ["fedavg", "fedprox:mu=0.01", "scaffold", "mimic"], [0], folder / str(k))
+    page = build([folder], folder).page
+    (folder / "page.html").write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
+    return folder
+
+
 @pytest.fixture(scope="module")
 def dom(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     mf.compare(mf.Experiment(rounds=10, availability="static:0.2"), ["fedavg", "mimic"], [0, 1], folder)
     page = build([folder]).page
     page.write_text(page.read_text().replace("<head>", "<head>" + WATCH).replace("</body>", VISIT + "</body>"))
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return visit(page)
 
 
 def noted(dom, key):
@@ -92,3 +125,15 @@ def test_hovering_tells_values(dom):
 def test_the_schedule_is_painted(dom):
     assert int(noted(dom, "colors")) == 2
     assert dom.count("<td") > 60  # class and client tables
+
+
+def test_tables_fit_a_wide_screen_and_scroll_in_their_own_box_on_a_phone(sweep):
+    seen = {}
+    for width in (1280, 400):
+        frame = sweep / f"frame{width}.html"
+        frame.write_text(FRAME.replace("WIDTH", str(width)))
+        seen[width] = visit(frame)
+    assert noted(seen[1280], "page") == "page fits"
+    assert noted(seen[1280], "boxes") == "0"
+    assert noted(seen[400], "page") == "page fits"
+    assert int(noted(seen[400], "boxes")) >= 2
