@@ -48,7 +48,7 @@ function pen(g, width) {
 function drawChart() {
   const metric = $("metric").value, axis = $("axis").value;
   const factor = metric === "test_accuracy" ? 100 : 1, log = metric === "distance";
-  const W = 940, H = 400, M = { l: 58, r: 14, t: 10, b: 44 };
+  const W = 940, H = 400, M = { l: 76, r: 14, t: 10, b: 44 };
   const groups = DATA.groups.filter((g) => !hidden.has(g.label)).map((g) => {
     const c = g.curves[metric][axis];
     return { ...g, x: c.x, y: smoothed(c.mean).map((v) => v * factor), s: c.std.map((v) => v * factor),
