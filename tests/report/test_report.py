@@ -158,7 +158,7 @@ def test_a_tie_has_no_winner():
 
 
 def test_the_verdict_names_all_who_are_level():
-    assert summary.verdict(summary.group(ends({"fedavg": [0.9], "fedprox": [0.9], "mifa": [0.9], "mimic": [0.8]}))) == (
+    assert summary.verdict(summary.group(ends({"fedavg": [0.9], "fedprox": [0.9], "mifa": [0.9 + 1e-9], "mimic": [0.8]}))) == (
         "FedAvg, FedProx and MIFA end level at 90.0 %: nobody ends better."
     )
     noisy = summary.verdict(summary.group(ends({"fedavg": [0.8, 0.8], "mimic": [0.7, 0.7], "mifa": [0.9, 0.3]})))

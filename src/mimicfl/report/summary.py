@@ -182,9 +182,9 @@ def _verdict(groups: Sequence[Group]) -> str:
     mean, std = mean_std(winner.finals(metric))
     if not others:
         return f"{winner.label} ends at {show(metric, mean, std)}."
-    same = [g.label for g in others if equal(winner, g, metric)]
-    if same:
-        return f"{', '.join([winner.label, *same[:-1]])} and {same[-1]} end level at {show(metric, mean)}{few}: nobody ends better."
+    level = [g.label for g in groups if equal(winner, g, metric)]
+    if len(level) > 1:
+        return f"{', '.join(level[:-1])} and {level[-1]} end level at {show(metric, mean)}{few}: nobody ends better."
     second = best(others, metric)
     assert second is not None
     gap = abs(mean - mean_std(second.finals(metric))[0])
