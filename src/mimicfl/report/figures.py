@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ..files import replacing
 from ..metrics.history import History
-from .styles import Pattern
+from .styles import Dash
 from .summary import AXES, METRICS, Group, group, main_metric
 
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
@@ -51,10 +51,9 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     return figure
 
 
-def dashes(g: Group) -> tuple[float, Pattern | None]:
+def dashes(g: Group) -> str | Dash:
     """As matplotlib wants them."""
-    begin, pattern = g.dash
-    return begin, pattern or None
+    return g.dash if g.dash[1] else "-"
 
 
 def subtitle(groups: Sequence[Group]) -> str:
