@@ -268,7 +268,9 @@ def test_settings_that_do_not_matter_do_not_make_another_run(capsys):
     Path("e.toml").write_text("rounds = 2\nlr = 0.05\ncheckpoint_every = 7\n")
     assert call("run", "e.toml", "--device", "auto", "--out", "r") == 0
     np.savetxt("m.csv", np.ones((3, 30), dtype=int), fmt="%d", delimiter=",")
+    capsys.readouterr()
     assert call("run", "--availability", "explicit:m.csv", "--out", "x") == 0
+    assert "m.csv, seed 0 -> x" in capsys.readouterr().out  # the schedule is as long as it is: no length to tell
     Path("x/final.safetensors").unlink()
     here = Path.cwd()
     os.chdir("/")

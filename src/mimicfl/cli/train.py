@@ -137,7 +137,8 @@ def _digest(e: Experiment, names: list[str], seeds: list[int]) -> str:
 
 def _announcement(e: Experiment, out: Path) -> str:
     length = " / ".join(f"{value} {word}" for word, value in (("rounds", e.rounds), ("uploads", e.uploads)) if value)
-    return f"{e.algorithm} on {e.dataset}, {e.num_clients} clients, {e.availability}, {length}, seed {e.seed} -> {out}"
+    parts = [f"{e.algorithm} on {e.dataset}", f"{e.num_clients} clients", e.availability, length, f"seed {e.seed}"]
+    return ", ".join(filter(None, parts)) + f" -> {out}"  # an explicit schedule needs no length
 
 
 def _finish(console: Console, history: History, out: Path) -> None:
