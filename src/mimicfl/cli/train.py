@@ -48,13 +48,12 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     waiting = [folder for folder in folders if not folder.finished]
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
-    with Reporter(console, runs=len(waiting)) as progress:
+    root = Path(arguments.run)
+    heading = f"going on with {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"going on in {f.path}" for f in waiting)
+    with Reporter(console, runs=len(waiting), heading=heading) as progress:
         if len(waiting) > 1:  # together, as they were begun
-            root = Path(arguments.run)
-            progress.notice(f"going on with {len(waiting)} runs in {root}")
             carry_out({str(f.path.relative_to(root)): runner.settings_of(f) for f in waiting}, root, progress, progress.notice)
         for folder in waiting if len(waiting) == 1 else []:
-            console.print(f"going on in {folder.path}", soft_wrap=True)
             runner.resume(folder.path, progress, progress.notice)
     for folder in folders:
         _finish(console, read(folder), folder.path)
@@ -79,8 +78,8 @@ def demo(arguments: argparse.Namespace, console: Console) -> None:
 def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, names: list[str], seeds: list[int]) -> None:
     began = time.monotonic()
     target = arguments.folder = Path(arguments.out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
-    with Reporter(console, runs=len(names) * len(seeds)) as progress:
-        progress.notice(f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}")
+    heading = f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}"
+    with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
         run_compare(e, names, seeds, target, progress, progress.notice)
     report = build([target / runner.folder_name(a, s) for a in names for s in seeds], target)
     print_report(console, report)
@@ -91,8 +90,7 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
     began = time.monotonic()
     plan = {name: dataclasses.replace(e, **given(arguments)) for name, e in read_sweep(arguments.file).items()}
     target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
-    with Reporter(console, list(plan.values())) as progress:
-        progress.notice(f"{len(plan)} runs into {target}")
+    with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
         if arguments.ray:
             from ..sweep.cluster import carry_out_on
 
