@@ -29,7 +29,7 @@ from .metrics import history
 from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder, find_runs
-from .registry import parse
+from .registry import Registry, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -131,9 +131,14 @@ def run(
     return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice)
 
 
-def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[[str], None] | None = None) -> History:
+def resume(
+    path: str | Path,
+    progress: Reporter | None = None,
+    notice: Callable[[str], None] | None = None,
+    plugins: Sequence[str] = (),
+) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
-    return run(settings_of(RunFolder(path)), path, progress, notice)
+    return run(resumable(RunFolder(path), plugins), path, progress, notice)
 
 
 def read(path: str | Path) -> History:
@@ -167,6 +172,22 @@ def settings_of(folder: RunFolder) -> Experiment:
         again = f"call simulate(..., out={str(folder.path)!r}) again with the same arguments"
         raise UsageError(f"{folder.path} was started from Python with objects of its own: {again}")
     return from_dict(folder.config, str(folder.path / "config.toml"))
+
+
+def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
+    """The experiment a folder goes on with, once all it names is known; `plugins` stand in for those it was begun with."""
+    e = settings_of(folder)
+    remedy = f"mimicfl resume {folder.path} --plugin FILE"
+    try:
+        load_plugins(plugins or e.plugins)
+    except UsageError as error:
+        raise UsageError(str(error) if plugins else f"{error}; if it is elsewhere now: {remedy}") from None
+    registries: tuple[Registry[Any], ...] = (algorithms.ALGORITHMS, availability.PATTERNS, models.MODELS, DATASETS)
+    for registry in registries:
+        name = parse(getattr(e.resolved(), registry.kind))[0]
+        if name not in registry.factories:  # it was known when the run began, so it is no slip of the finger
+            raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: give the file that registers it, {remedy}")
+    return dataclasses.replace(e, plugins=list(plugins)) if plugins else e
 
 
 def folder_name(algorithm: str, seed: int) -> str:

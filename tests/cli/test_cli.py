@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mimicfl as mf
+from mimicfl.algorithms import ALGORITHMS
 from mimicfl.cli.train import seed_list
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
@@ -148,6 +149,28 @@ def test_own_algorithm_on_the_command_line(capsys):
     Path("r/final.safetensors").unlink()
     os.chdir("/")
     assert call("resume", Path(capsys.readouterr().out and RunFolder(Path(lazy_home()) / "r").path)) == 0
+
+
+@pytest.mark.parametrize("folder", ["c/plugin", "c/imported", "c"])
+def test_a_run_with_an_own_algorithm_goes_on_with_the_file_that_registers_it(capsys, monkeypatch, folder):
+    """Begun with a file that has moved, or in Python, or both side by side."""
+    Path("lazy.py").write_text(PLUGIN)
+    assert call("run", "--plugin", "lazy.py", "--algorithm", "lazy", "--rounds", 2, "--out", "c/plugin") == 0
+    mf.run(mf.Experiment(algorithm="lazy", rounds=2), "c/imported")
+    expected = read(RunFolder("c/plugin")).params
+    finals = list(Path(folder).glob("**/final.safetensors"))
+    for final in finals:
+        final.unlink()
+    Path("lazy.py").rename("moved.py")
+    monkeypatch.delitem(ALGORITHMS.factories, "lazy")  # as in a new process
+    monkeypatch.delitem(sys.modules, "mimicfl_plugin_lazy")
+    capsys.readouterr()
+    assert call("resume", folder) == 2
+    captured = capsys.readouterr()
+    assert re.search(r"mimicfl resume c/(plugin|imported) --plugin FILE", captured.err)
+    assert captured.out == ""
+    assert call("resume", folder, "--plugin", "moved.py") == 0
+    assert all(torch.equal(read(RunFolder(final.parent)).params, expected) for final in finals)
 
 
 def lazy_home():

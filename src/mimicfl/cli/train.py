@@ -48,13 +48,14 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     waiting = [folder for folder in folders if not folder.finished]
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
-    root = Path(arguments.run)
+    root, plugins = Path(arguments.run), given(arguments).get("plugins", [])
     heading = f"going on with {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"going on in {f.path}" for f in waiting)
     with Reporter(console, runs=len(waiting), heading=heading) as progress:
         if len(waiting) > 1:  # together, as they were begun
-            carry_out({str(f.path.relative_to(root)): runner.settings_of(f) for f in waiting}, root, progress, progress.notice)
+            plan = {str(f.path.relative_to(root)): runner.resumable(f, plugins) for f in waiting}
+            carry_out(plan, root, progress, progress.notice)
         for folder in waiting if len(waiting) == 1 else []:
-            runner.resume(folder.path, progress, progress.notice)
+            runner.resume(folder.path, progress, progress.notice, plugins)
     for folder in folders:
         _finish(console, read(folder), folder.path)
 
