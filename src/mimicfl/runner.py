@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from .engine.pick import check_engine
 from .engine.run import Run
 from .engine.simulate import simulate
 from .engine.watching import watch
-from .errors import UsageError
+from .errors import UsageError, whole
 from .local import models
 from .local.update import LocalSGD
 from .metrics import history
@@ -204,6 +204,28 @@ def split_specs(texts: Sequence[str]) -> list[str]:
             else:
                 specs[-1] += f",{part}"
     return list(dict.fromkeys(spec for spec in specs if spec))
+
+
+def algorithm_list(given: Any) -> list[str]:
+    """Algorithms as texts, each once; they may be given as names, objects or classes, many or one."""
+    one = isinstance(given, (str, algorithms.Algorithm))
+    if not one and not isinstance(given, Iterable):
+        raise UsageError(f"algorithms must be a list such as ['fedavg', 'mimic'], got {given!r}")
+    return list(dict.fromkeys(algorithms.spell(each) for each in ([given] if one else given)))
+
+
+def seed_list(seeds: Any) -> list[int]:
+    """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
+    text = "3" if seeds is None else str(seeds)
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
+    if "," not in text:
+        return list(range(whole("seeds", numbers[0], high=10_000))) if numbers else []
+    return list(dict.fromkeys(whole("a seed", number, low=0) for number in numbers))
 
 
 def _absolute(path: str) -> str:

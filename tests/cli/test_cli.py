@@ -14,10 +14,9 @@ import torch
 
 import mimicfl as mf
 from mimicfl.algorithms import ALGORITHMS
-from mimicfl.cli.train import seed_list
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
-from mimicfl.runner import split_specs
+from mimicfl.runner import seed_list, split_specs
 
 from .conftest import call
 

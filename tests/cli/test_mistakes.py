@@ -98,6 +98,13 @@ def test_mistakes_in_toml(capsys, content, answer):
     assert answer in capsys.readouterr().err
 
 
+def test_algorithms_of_a_comparison_in_toml_are_texts(capsys):
+    for value in ("3", "[3]"):
+        Path("e.toml").write_text(f"algorithms = {value}")
+        assert call("compare", "e.toml") == 2
+        assert "got 3" in capsys.readouterr().err
+
+
 def test_a_mistake_in_a_grid_is_told_before_anything_is_announced(capsys):
     Path("grid.toml").write_text('[grid]\nalgorithm = ["fedavg", "mimik"]\n')
     assert call("sweep", "grid.toml") == 2

@@ -6,13 +6,11 @@ import hashlib
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from .. import runner
 from ..config import Experiment, from_dict
-from ..errors import UsageError, whole
 from ..metrics.history import History, read
 from ..metrics.store import find_runs
 from ..report.report import Report, build
@@ -63,9 +61,8 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
 def compare(arguments: argparse.Namespace, console: Console) -> None:
     e = experiment(arguments, also=("algorithms", "seeds"))
     runner.load_plugins(e.plugins)
-    wanted = [arguments.algorithms] if isinstance(arguments.algorithms, str) else arguments.algorithms
-    names = runner.split_specs(wanted) if wanted else list(runner.ALL)
-    _compare(arguments, console, e, names, seed_list(arguments.seeds))
+    names = runner.split_specs(runner.algorithm_list(arguments.algorithms or runner.ALL))
+    _compare(arguments, console, e, names, runner.seed_list(arguments.seeds))
 
 
 def demo(arguments: argparse.Namespace, console: Console) -> None:
@@ -114,20 +111,6 @@ def print_report(console: Console, report: Report) -> None:
         console.print(report.unfinished, style="yellow", soft_wrap=True)
     console.print(f"report   {report.page}", soft_wrap=True)
     console.print(f"pictures {', '.join(str(p) for p in report.pictures)}", soft_wrap=True)
-
-
-def seed_list(seeds: Any) -> list[int]:
-    """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
-    if isinstance(seeds, list):
-        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
-    text = "3" if seeds is None else str(seeds)
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UsageError(f"seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
-    if "," not in text:
-        return list(range(whole("seeds", numbers[0], high=10_000))) if numbers else []
-    return list(dict.fromkeys(whole("a seed", number, low=0) for number in numbers))
 
 
 def _digest(e: Experiment, names: list[str], seeds: list[int]) -> str:
