@@ -80,11 +80,12 @@ def _data(e: Experiment) -> Data:
     """The experiment's data; runs that may share it get the same object."""
     factory = DATASETS.find(parse(e.dataset)[0])
     taken = inspect.signature(factory).parameters
-    return _load(e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
+    return _load(factory, e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
 
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
-def _load(name: str, path: str | None, **options: Any) -> Data:
+def _load(factory: Callable[..., Data], name: str, path: str | None, **options: Any) -> Data:
+    """By the factory as well: a dataset that is registered anew is made anew."""
     return load(name, path, **options)
 
 
