@@ -4,8 +4,11 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,8 @@ from mimicfl.metrics.store import RunFolder
 from mimicfl.runner import seed_list, split_specs
 
 from .conftest import call
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_run_as_documented(capsys):
@@ -255,9 +260,6 @@ def test_closed_and_full_outputs():
 
 
 def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
-    import signal
-    import time
-
     process = subprocess.Popen(
         [sys.executable, "-m", "mimicfl", "run", "--rounds", "5000", "--out", "r"],
         stdout=subprocess.PIPE,
@@ -272,6 +274,25 @@ def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
     assert process.returncode == 130
     assert "mimicfl resume r" in errors
     assert "Traceback" not in errors
+
+
+def test_an_interrupt_while_the_command_is_still_importing_is_calm(tmp_path):
+    """The program that pyproject.toml declares, with a PyTorch that takes forever to import."""
+    module, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mimicfl"].split(":")
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from {module} import {name}; sys.exit({name}())", "data", "list"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests in the background ignores it
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "\nmimicfl: stopped before anything was begun\n"
 
 
 def test_compare_in_toml_and_resume_of_its_folder(capsys):
