@@ -1,6 +1,9 @@
 """Own model, data and loss: anything that is an nn.Module, arrays, and a function of (output, target).
 
+Under a name each, model and data work in settings and on the command line as well; for `simulate` they need none.
+
 python examples/own_model_and_data.py
+mimicfl run --plugin examples/own_model_and_data.py --dataset sensors --partition natural --model gated:8 --rounds 40
 """
 
 import numpy as np
@@ -9,20 +12,24 @@ from torch import nn
 
 import mimicfl as mf
 
-# Twelve sensors, each of which sees the world with a bias of its own.
-rng = np.random.default_rng(0)
-sensor = np.repeat(np.arange(12), 50)
-x = rng.normal(size=(600, 6)) + 0.5 * rng.normal(size=(12, 6))[sensor]
-y = (x @ np.array([1.0, -1.0, 0.5, 0.0, 0.0, 2.0]) > 0).astype(np.int64)
-held_out = rng.random(600) < 0.2
-data = mf.Data(x[~held_out], y[~held_out], x[held_out], y[held_out], name="sensors")
-split = mf.partition.by_ids(sensor[~held_out])
+
+@mf.datasets.register("sensors")
+def sensors() -> mf.Data:
+    """Twelve sensors, each of which sees the world with a bias of its own."""
+    rng = np.random.default_rng(0)
+    sensor = np.repeat(np.arange(12), 50)
+    x = rng.normal(size=(600, 6)) + 0.5 * rng.normal(size=(12, 6))[sensor]
+    y = (x @ np.array([1.0, -1.0, 0.5, 0.0, 0.0, 2.0]) > 0).astype(np.int64)
+    held_out = rng.random(600) < 0.2
+    return mf.Data(x[~held_out], y[~held_out], x[held_out], y[held_out], name="sensors", ids=sensor[~held_out])
 
 
+@mf.models.register("gated")
 class Gated(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, data: mf.Data, width: int = 16) -> None:  # whatever is called `data` is the run's; `gated:8` has width 8
         super().__init__()
-        self.value, self.gate, self.head = nn.Linear(6, 16), nn.Linear(6, 16), nn.Linear(16, 2)
+        inputs = data.x_train.shape[1]
+        self.value, self.gate, self.head = nn.Linear(inputs, width), nn.Linear(inputs, width), nn.Linear(width, data.num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.value(x) * torch.sigmoid(self.gate(x)))
@@ -32,17 +39,19 @@ def smoothed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return nn.functional.cross_entropy(output, target, label_smoothing=0.05)
 
 
-torch.manual_seed(0)
-history = mf.simulate(
-    model=Gated(),
-    data=data,
-    split=split,
-    algorithm="mimic",
-    availability="markov:0.2,0.4",
-    rounds=40,
-    local=mf.LocalSGD(steps=10, batch_size=16, lr=0.1),
-    loss=smoothed,
-)
-trained = history.model()
-print(f"accuracy {100 * history.rows[-1]['test_accuracy']:.1f} %, worst client {100 * min(history.client_accuracy):.1f} %")
-print(f"{sum(p.numel() for p in trained.parameters())} parameters, {history.rows[-1]['bytes_up'] / 1e3:.0f} kB sent up")
+if __name__ == "__main__":
+    data = sensors()
+    torch.manual_seed(0)
+    history = mf.simulate(
+        model=Gated(data),
+        data=data,
+        split=mf.partition.by_ids(data.ids),
+        algorithm="mimic",
+        availability="markov:0.2,0.4",
+        rounds=40,
+        local=mf.LocalSGD(steps=10, batch_size=16, lr=0.1),
+        loss=smoothed,
+    )
+    trained = history.model()
+    print(f"accuracy {100 * history.rows[-1]['test_accuracy']:.1f} %, worst client {100 * min(history.client_accuracy):.1f} %")
+    print(f"{sum(p.numel() for p in trained.parameters())} parameters, {history.rows[-1]['bytes_up'] / 1e3:.0f} kB sent up")

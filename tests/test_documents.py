@@ -91,7 +91,7 @@ def test_examples(example, tmp_path):
     assert "%" in out
 
 
-@pytest.mark.parametrize("example", ["own_algorithm.py", "own_availability.py"])
+@pytest.mark.parametrize("example", ["own_algorithm.py", "own_availability.py", "own_model_and_data.py"])
 def test_commands_that_examples_name(example, tmp_path):
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
     commands = re.findall(r"^ *(mimicfl .*)$", (ROOT / "examples" / example).read_text(), re.MULTILINE)

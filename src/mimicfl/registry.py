@@ -53,6 +53,27 @@ class Registry(Generic[T]):
                 return name
         return getattr(thing, "__name__", type(thing).__name__)
 
+    def spell(self, thing: object) -> str:
+        """The spec that makes a thing, or a thing of a class, again; what a run is kept by must mean the same in another process.
+
+        A class that was not registered is from here on, under its own name.
+        """
+        kind = thing if isinstance(thing, type) else type(thing)
+        name = self.name_of(thing)
+        there = self.factories.get(name, kind)
+        if there is not kind and _origin(there) != _origin(kind):  # the same origin: a class that was defined again, as in a notebook
+            raise UsageError(f"another {self.kind} has the name {name!r}: register {kind.__qualname__} under a name of its own")
+        self.register(name, kind)
+        spec = describe(self, thing)
+        try:
+            complete = thing is kind or _settings(self.make(spec)) == _settings(thing)
+        except Exception:  # an own class may do anything with what it reads
+            complete = False
+        if not complete:
+            remedy = f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and words"
+            raise UsageError(f"{self.kind} {spec!r} does not say in words all that the object was made with: {remedy}")
+        return spec
+
     def make(self, spec: str, **context: Any) -> T:
         """Build the thing that `spec` names.
 
@@ -136,10 +157,20 @@ def describe(registry: Registry[Any], thing: object) -> str:
     parts = []
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
-        if field.repr and not _equal(value, field.default):
+        if field.init and field.repr and not _equal(value, field.default):
             parts.append(f"{field.name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
     return name + (":" + ",".join(parts) if parts else "")
 
 
 def _equal(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
+
+
+def _origin(factory: object) -> tuple[Any, Any]:
+    return getattr(factory, "__module__", None), getattr(factory, "__qualname__", factory)
+
+
+def _settings(thing: object) -> str:
+    """What a thing was made with: all it holds but the fields it computes itself."""
+    computed = {field.name for field in dataclasses.fields(thing) if not field.init} if dataclasses.is_dataclass(thing) else set()
+    return json.dumps({key: value for key, value in vars(thing).items() if key not in computed}, sort_keys=True)

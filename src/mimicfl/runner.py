@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +22,14 @@ from .engine.pick import check_engine
 from .engine.run import Run
 from .engine.simulate import simulate
 from .engine.watching import watch
-from .errors import UsageError
+from .errors import UsageError, whole
 from .local import models
 from .local.update import LocalSGD
 from .metrics import history
 from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder, find_runs
-from .registry import parse
+from .registry import Registry, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -80,11 +80,12 @@ def _data(e: Experiment) -> Data:
     """The experiment's data; runs that may share it get the same object."""
     factory = DATASETS.find(parse(e.dataset)[0])
     taken = inspect.signature(factory).parameters
-    return _load(e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
+    return _load(factory, e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
 
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
-def _load(name: str, path: str | None, **options: Any) -> Data:
+def _load(factory: Callable[..., Data], name: str, path: str | None, **options: Any) -> Data:
+    """By the factory as well: a dataset that is registered anew is made anew."""
     return load(name, path, **options)
 
 
@@ -131,9 +132,14 @@ def run(
     return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice)
 
 
-def resume(path: str | Path, progress: Reporter | None = None, notice: Callable[[str], None] | None = None) -> History:
+def resume(
+    path: str | Path,
+    progress: Reporter | None = None,
+    notice: Callable[[str], None] | None = None,
+    plugins: Sequence[str] = (),
+) -> History:
     """Finish a stopped run; ends bit-equal to one that was never stopped."""
-    return run(settings_of(RunFolder(path)), path, progress, notice)
+    return run(resumable(RunFolder(path), plugins), path, progress, notice)
 
 
 def read(path: str | Path) -> History:
@@ -169,6 +175,22 @@ def settings_of(folder: RunFolder) -> Experiment:
     return from_dict(folder.config, str(folder.path / "config.toml"))
 
 
+def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
+    """The experiment a folder goes on with, once all it names is known; `plugins` stand in for those it was begun with."""
+    e = settings_of(folder)
+    remedy = f"mimicfl resume {folder.path} --plugin FILE"
+    try:
+        load_plugins(plugins or e.plugins)
+    except UsageError as error:
+        raise UsageError(str(error) if plugins else f"{error}; if it is elsewhere now: {remedy}") from None
+    registries: tuple[Registry[Any], ...] = (algorithms.ALGORITHMS, availability.PATTERNS, models.MODELS, DATASETS)
+    for registry in registries:
+        name = parse(getattr(e.resolved(), registry.kind))[0]
+        if name not in registry.factories:  # it was known when the run began, so it is no slip of the finger
+            raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: give the file that registers it, {remedy}")
+    return dataclasses.replace(e, plugins=list(plugins)) if plugins else e
+
+
 def folder_name(algorithm: str, seed: int) -> str:
     return "".join(c if c.isalnum() or c in ".-=" else "_" for c in algorithm)[:100] + f"-s{seed}"
 
@@ -183,6 +205,28 @@ def split_specs(texts: Sequence[str]) -> list[str]:
             else:
                 specs[-1] += f",{part}"
     return list(dict.fromkeys(spec for spec in specs if spec))
+
+
+def algorithm_list(given: Any) -> list[str]:
+    """Algorithms as texts, each once; they may be given as names, objects or classes, many or one."""
+    one = isinstance(given, (str, algorithms.Algorithm))
+    if not one and not isinstance(given, Iterable):
+        raise UsageError(f"algorithms must be a list such as ['fedavg', 'mimic'], got {given!r}")
+    return list(dict.fromkeys(algorithms.spell(each) for each in ([given] if one else given)))
+
+
+def seed_list(seeds: Any) -> list[int]:
+    """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
+    if isinstance(seeds, Iterable) and not isinstance(seeds, str):
+        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
+    text = "3" if seeds is None else str(seeds)
+    try:
+        numbers = [int(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        raise UsageError(f"seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
+    if "," not in text:
+        return list(range(whole("seeds", numbers[0], high=10_000))) if numbers else []
+    return list(dict.fromkeys(whole("a seed", number, low=0) for number in numbers))
 
 
 def _absolute(path: str) -> str:

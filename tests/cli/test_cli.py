@@ -4,8 +4,11 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +16,13 @@ import pytest
 import torch
 
 import mimicfl as mf
-from mimicfl.cli.train import seed_list
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
-from mimicfl.runner import split_specs
+from mimicfl.runner import seed_list, split_specs
 
 from .conftest import call
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_run_as_documented(capsys):
@@ -124,36 +128,6 @@ def test_data_list(capsys):
     assert call("data", "fetch", "digits") == 0
 
 
-PLUGIN = """
-import mimicfl as mf
-from dataclasses import dataclass
-
-@mf.register("lazy")
-@dataclass(frozen=True)
-class Lazy(mf.FedAvg):
-    pace: float = 0.5
-
-    def aggregate(self, state, active, g, step):
-        state.w = state.w - self.pace * step.eta * step.mean(g)
-        return state
-"""
-
-
-def test_own_algorithm_on_the_command_line(capsys):
-    Path("lazy.py").write_text(PLUGIN)
-    assert call("run", "--plugin", "lazy.py", "--algorithm", "lazy:pace=0.1", "--rounds", 3, "--out", "r") == 0
-    assert call("compare", "--plugin", "lazy.py", "--algorithms", "lazy:pace=1", "fedavg", "--seeds", 1, "--rounds", 3, "--out", "c") == 0
-    lazy, fedavg = (read(RunFolder(f"c/{name}")).params for name in ("lazy_pace=1-s0", "fedavg-s0"))
-    assert torch.equal(lazy, fedavg)
-    Path("r/final.safetensors").unlink()
-    os.chdir("/")
-    assert call("resume", Path(capsys.readouterr().out and RunFolder(Path(lazy_home()) / "r").path)) == 0
-
-
-def lazy_home():
-    return Path(sys.modules["mimicfl_plugin_lazy"].__file__).parent
-
-
 def test_divergence_on_the_command_line(capsys):
     assert call("run", "--dataset", "synthetic", "--availability", "always", "--lr", 50, "--rounds", 400, "--out", "r") == 2
     err = capsys.readouterr().err
@@ -233,9 +207,6 @@ def test_closed_and_full_outputs():
 
 
 def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
-    import signal
-    import time
-
     process = subprocess.Popen(
         [sys.executable, "-m", "mimicfl", "run", "--rounds", "5000", "--out", "r"],
         stdout=subprocess.PIPE,
@@ -250,6 +221,25 @@ def test_an_interrupt_from_outside_is_calm_and_names_the_folder():
     assert process.returncode == 130
     assert "mimicfl resume r" in errors
     assert "Traceback" not in errors
+
+
+def test_an_interrupt_while_the_command_is_still_importing_is_calm(tmp_path):
+    """The program that pyproject.toml declares, with a PyTorch that takes forever to import."""
+    module, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mimicfl"].split(":")
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"import sys; from {module} import {name}; sys.exit({name}())", "data", "list"],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # whoever runs the tests in the background ignores it
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == "\nmimicfl: stopped before anything was begun\n"
 
 
 def test_compare_in_toml_and_resume_of_its_folder(capsys):
@@ -268,7 +258,9 @@ def test_settings_that_do_not_matter_do_not_make_another_run(capsys):
     Path("e.toml").write_text("rounds = 2\nlr = 0.05\ncheckpoint_every = 7\n")
     assert call("run", "e.toml", "--device", "auto", "--out", "r") == 0
     np.savetxt("m.csv", np.ones((3, 30), dtype=int), fmt="%d", delimiter=",")
+    capsys.readouterr()
     assert call("run", "--availability", "explicit:m.csv", "--out", "x") == 0
+    assert "m.csv, seed 0 -> x" in capsys.readouterr().out  # the schedule is as long as it is: no length to tell
     Path("x/final.safetensors").unlink()
     here = Path.cwd()
     os.chdir("/")

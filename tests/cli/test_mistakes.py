@@ -76,6 +76,7 @@ def test_mistakes_are_told_in_a_sentence_with_exit_code_two(capsys, words, answe
     captured = capsys.readouterr()
     assert answer in captured.err
     assert "Traceback" not in captured.err
+    assert captured.out == ""  # no line says that anything begins
     assert not Path("runs").exists()  # nothing was begun
 
 
@@ -95,6 +96,21 @@ def test_mistakes_in_toml(capsys, content, answer):
     Path("e.toml").write_text(content)
     assert call("run", "e.toml") == 2
     assert answer in capsys.readouterr().err
+
+
+def test_algorithms_of_a_comparison_in_toml_are_texts(capsys):
+    for value in ("3", "[3]"):
+        Path("e.toml").write_text(f"algorithms = {value}")
+        assert call("compare", "e.toml") == 2
+        assert "got 3" in capsys.readouterr().err
+
+
+def test_a_mistake_in_a_grid_is_told_before_anything_is_announced(capsys):
+    Path("grid.toml").write_text('[grid]\nalgorithm = ["fedavg", "mimik"]\n')
+    assert call("sweep", "grid.toml") == 2
+    captured = capsys.readouterr()
+    assert "did you mean 'mimic'" in captured.err
+    assert captured.out == ""
 
 
 def test_a_plugin_that_fails_is_told_in_a_sentence(capsys):

@@ -1,5 +1,6 @@
 """Finding, verifying and caching datasets; the real files are not needed for any of it."""
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -254,3 +255,30 @@ def test_downloads_are_whole_or_not_there(server, tmp_path):
         with pytest.raises(OSError, match=r"ended after 1000 of 200000|404"):
             download.http(f"{server}/{path}", target)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_own_datasets_and_models_register_in_one_line(monkeypatch):
+    monkeypatch.setattr(datasets.DATASETS, "factories", dict(datasets.DATASETS.factories))
+    monkeypatch.setattr(mf.models.MODELS, "factories", dict(mf.models.MODELS.factories))
+
+    @mf.datasets.register("blobs")
+    def blobs(num_clients, seed, spread=1.0):
+        rng = np.random.default_rng(seed)
+        x, y = spread * rng.normal(size=(10 * num_clients, 3)), rng.integers(0, 2, 10 * num_clients)
+        return mf.Data(x, y, x, y, name="blobs")
+
+    @mf.models.register("tiny")
+    class Tiny(torch.nn.Linear):
+        def __init__(self, data, bias=True):
+            super().__init__(data.x_train.shape[1], data.num_classes, bias)
+
+    e = mf.Experiment(dataset="blobs", model="tiny:bias=false", partition="iid", num_clients=4, availability="always", rounds=2)
+    first = mf.run(e)
+    assert first.params.shape == (6,)
+    assert not torch.equal(first.params, mf.run(dataclasses.replace(e, dataset="blobs:spread=2")).params)
+    mf.datasets.register("blobs", lambda num_clients, seed: blobs(num_clients, seed, spread=2.0))  # made anew, as in a notebook
+    assert not torch.equal(first.params, mf.run(e).params)
+    for setting, register in (("dataset", mf.datasets.register), ("model", mf.models.register)):
+        register("nothing", lambda: None)
+        with pytest.raises(mf.UsageError, match=rf"{setting} 'nothing' must be made as an? .*, got NoneType"):
+            mf.run(dataclasses.replace(e, **{setting: "nothing"}))

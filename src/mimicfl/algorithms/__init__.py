@@ -1,6 +1,6 @@
 """The algorithms, by name. A new one is a class with `init`, `task` and `aggregate`, and one line: `register("mine", Mine)`."""
 
-from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register
+from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register, spell
 from .fedavg import FedAvg
 from .fedprox import FedProx
 from .mifa import MIFA
@@ -22,4 +22,5 @@ __all__ = [
     "make",
     "memory",
     "register",
+    "spell",
 ]

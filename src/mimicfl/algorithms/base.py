@@ -67,6 +67,7 @@ class Algorithm(Protocol[S]):
 
 ALGORITHMS: Registry[Algorithm[Any]] = Registry("algorithm")
 register = ALGORITHMS.register
+NEITHER = "algorithm must be a name or an object with init, task and aggregate, got {!r}"
 
 
 def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
@@ -74,8 +75,17 @@ def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
     if isinstance(spec, str):
         return ALGORITHMS.make(spec)
     if isinstance(spec, type) or not isinstance(spec, Algorithm):
-        raise UsageError(f"algorithm must be a name or an object with init, task and aggregate, got {spec!r}")
+        raise UsageError(NEITHER.format(spec))
     return spec
+
+
+def spell(algorithm: "str | Algorithm[Any] | type[Algorithm[Any]]") -> str:
+    """The text of an algorithm: `mf.FedProx(mu=0.1)` as `fedprox:mu=0.1`, a class as its name; a text is returned as it is."""
+    if isinstance(algorithm, str):
+        return algorithm
+    if not isinstance(algorithm, Algorithm):
+        raise UsageError(NEITHER.format(algorithm))
+    return ALGORITHMS.spell(algorithm)
 
 
 def memory(w: Tensor, num_clients: int) -> Rows:

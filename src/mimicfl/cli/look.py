@@ -50,6 +50,9 @@ def data(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def availability(arguments: argparse.Namespace, console: Console) -> None:
+    target = Path(arguments.out) if arguments.out else None
+    if target:
+        one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
     load_plugins(arguments.plugins or [])
     pattern = patterns.make(arguments.pattern)
     usual = pattern.values.shape if isinstance(pattern, patterns.Explicit) else (100, 30)
@@ -66,9 +69,7 @@ def availability(arguments: argparse.Namespace, console: Console) -> None:
     console.print(draw(available, console.width - 14))
     for sentence in patterns.observe(available).sentences():
         console.print(sentence)
-    if arguments.out:
-        target = Path(arguments.out)
-        one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
+    if target:
         figures.save(figures.availability(available, f"{arguments.pattern}, seed {arguments.seed}"), target)
         console.print(f"picture {target}", soft_wrap=True)
 

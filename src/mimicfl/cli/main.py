@@ -66,8 +66,14 @@ def parser() -> Parser:
     add_settings(p, only=("device", "engine", "state_budget", "checkpoint_every", "data_path"))
     p.set_defaults(call=train.sweep)
 
-    p = command("resume", "go on with a stopped run, or all stopped runs of a folder, to the same end", "mimicfl resume runs/first")
+    p = command(
+        "resume",
+        "go on with a stopped run, or all stopped runs of a folder, to the same end",
+        "mimicfl resume runs/first",
+        "mimicfl resume runs/own --plugin mine.py          (an own algorithm, registered in Python or moved since)",
+    )
     p.add_argument("run", help="run folder, or a folder of runs", metavar="RUN")
+    add_settings(p, only=("plugins",))
     p.set_defaults(call=train.resume)
 
     p = command(

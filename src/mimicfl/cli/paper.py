@@ -13,10 +13,10 @@ from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_re
 from ..paper.studies import STUDIES, Study, find
 from ..report.paper import build, cell_text, published_text
 from ..report.summary import title
+from ..runner import seed_list
 from ..sweep.fuse import Plan
 from .options import given
 from .progress import Reporter
-from .train import seed_list
 
 RECORDS, RUNS = Path("records/paper"), Path("runs/paper")
 

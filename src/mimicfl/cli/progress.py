@@ -22,10 +22,13 @@ class Rate(ProgressColumn):
 
 
 class Reporter:
-    """Call it after every round of any run; use as a context manager. Runs may come one after another or all at once."""
+    """Call it after every round of any run; use as a context manager. Runs may come one after another or all at once.
 
-    def __init__(self, console: Console, plan: Sequence[Experiment] = (), runs: int = 1) -> None:
-        self.console, self.runs = console, len(plan) or runs
+    The heading waits for the first notice, which comes when all settings are checked: of a mistake there is one line, its own.
+    """
+
+    def __init__(self, console: Console, plan: Sequence[Experiment] = (), runs: int = 1, heading: str = "") -> None:
+        self.console, self.runs, self.heading = console, len(plan) or runs, heading
         told = (f.name for f in dataclasses.fields(Experiment) if f.name not in ("algorithm", "seed"))
         self.varied = [key for key in told if len({repr(getattr(e, key)) for e in plan}) > 1][:3]  # what a run is called by besides
         self.done: dict[str, tuple[int, int]] = {}  # rounds of each run, and of how many
@@ -44,6 +47,8 @@ class Reporter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bars.stop()
+        if kind is None:
+            self._head()  # nothing was left to train
 
     def __call__(self, experiment: Experiment, row: Row, total: int) -> None:
         key, rounds = experiment.name, row["round"] + 1
@@ -65,7 +70,13 @@ class Reporter:
 
     def notice(self, sentence: str) -> None:
         """A line above the bars."""
+        self._head()
         self.console.print(sentence, style="dim", soft_wrap=True)
+
+    def _head(self) -> None:
+        heading, self.heading = self.heading, ""
+        if heading:
+            self.console.print(heading, style="dim", soft_wrap=True)
 
     def label(self, experiment: Experiment) -> str:
         return ", ".join(

@@ -7,13 +7,11 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from .. import runner
 from ..config import Experiment, from_dict
-from ..errors import UsageError, whole
 from ..metrics.history import History, read
 from ..metrics.store import find_runs
 from ..report.report import Report, build
@@ -49,14 +47,14 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     waiting = [folder for folder in folders if not folder.finished]
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
-    with Reporter(console, runs=len(waiting)) as progress:
+    root, plugins = Path(arguments.run), given(arguments).get("plugins", [])
+    heading = f"going on with {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"going on in {f.path}" for f in waiting)
+    with Reporter(console, runs=len(waiting), heading=heading) as progress:
         if len(waiting) > 1:  # together, as they were begun
-            root = Path(arguments.run)
-            progress.notice(f"going on with {len(waiting)} runs in {root}")
-            carry_out({str(f.path.relative_to(root)): runner.settings_of(f) for f in waiting}, root, progress, progress.notice)
+            plan = {str(f.path.relative_to(root)): runner.resumable(f, plugins) for f in waiting}
+            carry_out(plan, root, progress, progress.notice)
         for folder in waiting if len(waiting) == 1 else []:
-            console.print(f"going on in {folder.path}", soft_wrap=True)
-            runner.resume(folder.path, progress, progress.notice)
+            runner.resume(folder.path, progress, progress.notice, plugins)
     for folder in folders:
         _finish(console, read(folder), folder.path)
 
@@ -64,9 +62,8 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
 def compare(arguments: argparse.Namespace, console: Console) -> None:
     e = experiment(arguments, also=("algorithms", "seeds"))
     runner.load_plugins(e.plugins)
-    wanted = [arguments.algorithms] if isinstance(arguments.algorithms, str) else arguments.algorithms
-    names = runner.split_specs(wanted) if wanted else list(runner.ALL)
-    _compare(arguments, console, e, names, seed_list(arguments.seeds))
+    names = runner.split_specs(runner.algorithm_list(arguments.algorithms or runner.ALL))
+    _compare(arguments, console, e, names, runner.seed_list(arguments.seeds))
 
 
 def demo(arguments: argparse.Namespace, console: Console) -> None:
@@ -80,8 +77,8 @@ def demo(arguments: argparse.Namespace, console: Console) -> None:
 def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, names: list[str], seeds: list[int]) -> None:
     began = time.monotonic()
     target = arguments.folder = Path(arguments.out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
-    with Reporter(console, runs=len(names) * len(seeds)) as progress:
-        progress.notice(f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}")
+    heading = f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}"
+    with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
         run_compare(e, names, seeds, target, progress, progress.notice)
     report = build([target / runner.folder_name(a, s) for a in names for s in seeds], target)
     print_report(console, report)
@@ -92,8 +89,7 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
     began = time.monotonic()
     plan = {name: dataclasses.replace(e, **given(arguments)) for name, e in read_sweep(arguments.file).items()}
     target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
-    with Reporter(console, list(plan.values())) as progress:
-        progress.notice(f"{len(plan)} runs into {target}")
+    with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
         if arguments.ray:
             from ..sweep.cluster import carry_out_on
 
@@ -131,27 +127,14 @@ def print_report(console: Console, report: Report) -> None:
     console.print(f"pictures {', '.join(str(p) for p in report.pictures)}", soft_wrap=True)
 
 
-def seed_list(seeds: Any) -> list[int]:
-    """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
-    if isinstance(seeds, list):
-        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
-    text = "3" if seeds is None else str(seeds)
-    try:
-        numbers = [int(part) for part in text.split(",") if part.strip()]
-    except ValueError:
-        raise UsageError(f"seeds takes a count (3) or a list (0,5,7), got {text!r}") from None
-    if "," not in text:
-        return list(range(whole("seeds", numbers[0], high=10_000))) if numbers else []
-    return list(dict.fromkeys(whole("a seed", number, low=0) for number in numbers))
-
-
 def _digest(e: Experiment, names: list[str], seeds: list[int]) -> str:
     return hashlib.sha256(json.dumps([e.id, names, seeds]).encode()).hexdigest()[:8]
 
 
 def _announcement(e: Experiment, out: Path) -> str:
     length = " / ".join(f"{value} {word}" for word, value in (("rounds", e.rounds), ("uploads", e.uploads)) if value)
-    return f"{e.algorithm} on {e.dataset}, {e.num_clients} clients, {e.availability}, {length}, seed {e.seed} -> {out}"
+    parts = [f"{e.algorithm} on {e.dataset}", f"{e.num_clients} clients", e.availability, length, f"seed {e.seed}"]
+    return ", ".join(filter(None, parts)) + f" -> {out}"  # an explicit schedule needs no length
 
 
 def _finish(console: Console, history: History, out: Path) -> None:

@@ -24,6 +24,7 @@ from .download import cache_dir, say
 from .synthetic import synthetic
 
 DATASETS: Registry[Data] = Registry("dataset")
+register = DATASETS.register
 FETCHABLE: dict[str, ModuleType] = {"fmnist": fashion, "cifar10": cifar}
 ABOUT = {
     "digits": "1,797 handwritten digits, 8x8 (inside the package)",
@@ -35,7 +36,10 @@ ABOUT = {
 
 def load(name: str, path: str | Path | None = None, fetch: bool = True, **options: Any) -> Data:
     """A dataset by name; `path` says where its files are, `fetch=False` never downloads."""
-    return DATASETS.make(name, path=Path(path) if path else None, fetch=fetch, **options)
+    data = DATASETS.make(name, path=Path(path) if path else None, fetch=fetch, **options)
+    if not isinstance(data, Data):
+        raise UsageError(f"dataset {name!r} must be made as a mimicfl.Data, got {type(data).__name__}")
+    return data
 
 
 def cached(name: str) -> Path:
@@ -97,17 +101,17 @@ def _fetchable(name: str, path: Path | None, fetch: bool, standardise: bool) -> 
     return Data(**facts | ({} if standardise else {"mean": (0.0,), "std": (1.0,)}), name=name)
 
 
-@DATASETS.register("fmnist")
+@register("fmnist")
 def _fmnist(path: Path | None = None, fetch: bool = True, standardise: bool = True) -> Data:
     return _fetchable("fmnist", path, fetch, standardise)
 
 
-@DATASETS.register("cifar10")
+@register("cifar10")
 def _cifar10(path: Path | None = None, fetch: bool = True, standardise: bool = True) -> Data:
     return _fetchable("cifar10", path, fetch, standardise)
 
 
-@DATASETS.register("digits")
+@register("digits")
 def _digits() -> Data:
     """The embedded digits; every fifth sample of each class is for testing."""
     with np.load(Path(__file__).parent / "files" / "digits.npz", allow_pickle=False) as file:
@@ -118,4 +122,4 @@ def _digits() -> Data:
     return Data(images[~test], labels[~test], images[test], labels[test], name="digits", scale=16.0)
 
 
-DATASETS.register("synthetic", synthetic)
+register("synthetic", synthetic)

@@ -17,6 +17,7 @@ from ..registry import Registry
 from ..seeds import torch_stream
 
 MODELS: Registry[nn.Module] = Registry("model")
+register = MODELS.register
 
 
 class MLP(nn.Sequential):
@@ -78,29 +79,29 @@ class VGG11(nn.Sequential):
                 nn.init.zeros_(p)
 
 
-@MODELS.register("mlp")
+@register("mlp")
 def _mlp(*hidden: int, data: Data) -> nn.Module:
     """`mlp` or `mlp:200,100`: hidden layers by size."""
     return MLP(_inputs(data), *(hidden or (32,)), _outputs(data))
 
 
-@MODELS.register("logistic")
+@register("logistic")
 def _logistic(data: Data) -> nn.Module:
     return Logistic(_inputs(data), _outputs(data))
 
 
-@MODELS.register("linear")
+@register("linear")
 def _linear(data: Data) -> nn.Module:
     """No bias: the model whose optimum the synthetic data knows."""
     return Logistic(_inputs(data), _outputs(data), bias=False)
 
 
-@MODELS.register("lenet")
+@register("lenet")
 def _lenet(data: Data) -> nn.Module:
     return LeNet(*_image(data), _outputs(data))
 
 
-@MODELS.register("vgg11")
+@register("vgg11")
 def _vgg11(data: Data, dropout: float = 0.5) -> nn.Module:
     return VGG11(*_image(data), _outputs(data), dropout)
 
@@ -108,7 +109,10 @@ def _vgg11(data: Data, dropout: float = 0.5) -> nn.Module:
 def build(spec: str, data: Data, seed: int = 0) -> nn.Module:
     """A named model that fits the data, with initial weights that depend on the seed alone."""
     with torch_stream(seed, "model"):
-        return MODELS.make(spec, data=data)
+        model = MODELS.make(spec, data=data)
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"model {spec!r} must be made as an nn.Module, got {type(model).__name__}")
+    return model
 
 
 def _inputs(data: Data) -> int:

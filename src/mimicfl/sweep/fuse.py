@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,29 @@ Notice = Callable[[str], None]
 
 def compare(
     experiment: Experiment,
-    algorithms: Sequence[str] = runner.ALL,
-    seeds: Sequence[int] = (0, 1, 2),
+    algorithms: Any = runner.ALL,
+    seeds: int | Iterable[int] = 3,
     out: str | Path | None = None,
     progress: runner.Reporter | None = None,
     notice: Notice | None = None,
 ) -> dict[str, list[History]]:
-    """Several algorithms and seeds on the same splits, availability and initial models; runs finished before are not run again."""
-    pairs = [(a, s) for a in algorithms for s in seeds]
+    """Several algorithms and seeds on the same splits, availability and initial models; runs finished before are not run again.
+
+    algorithms        names (`mimic`, `fedprox:mu=0.1`), objects (`mf.FedProx(mu=0.1)`) or classes; own classes are kept under the name
+                      they are registered with, else under their own
+    seeds             how many (3: the seeds 0, 1, 2) or which ([4, 7])
+
+    The histories come by the algorithm's text, one a seed: `mf.FedProx(mu=0.1)` is found as `fedprox:mu=0.1`.
+    """
+    if not isinstance(experiment, Experiment):
+        raise UsageError(f"compare takes settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
+    names, numbers = runner.algorithm_list(algorithms), runner.seed_list(seeds)
+    pairs = [(a, s) for a in names for s in numbers]
     if not pairs:
         raise UsageError("compare needs at least one algorithm and one seed")
     plan = {runner.folder_name(a, s): dataclasses.replace(experiment, algorithm=a, seed=s) for a, s in pairs}
     found = carry_out(plan, out, progress, notice)
-    return {a: [found[runner.folder_name(a, s)] for s in seeds] for a in algorithms}
+    return {a: [found[runner.folder_name(a, s)] for s in numbers] for a in names}
 
 
 def carry_out(
