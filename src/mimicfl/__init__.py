@@ -2,7 +2,7 @@
 
 from . import availability
 from ._version import __version__ as __version__
-from .algorithms import MIFA, SCAFFOLD, FedAvg, FedProx, MimiC, State, Step, Task, memory, register
+from .algorithms import MIFA, SCAFFOLD, FedAvg, FedAvgM, FedProx, FedVARP, MimiC, State, Step, Task, memory, register
 from .config import Experiment
 from .data import datasets, partition
 from .data.dataset import Data
@@ -21,7 +21,9 @@ __all__ = [
     "Diverged",
     "Experiment",
     "FedAvg",
+    "FedAvgM",
     "FedProx",
+    "FedVARP",
     "History",
     "LocalSGD",
     "MimiC",

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from .errors import UsageError, nearest, one_of, whole
+from .errors import UsageError, fading, nearest, number, one_of, whole
 from .registry import parse
 
 ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
 # Settings that say how or where a run is made, not what it is.
 BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
+CAME_LATER = ("weight_decay", "momentum")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
 CUSTOMARY: dict[str, dict[str, Any]] = {
@@ -49,7 +50,9 @@ class Experiment:
     partition: str = setting("auto", "shards:2, classes:5, anchored, dirichlet:0.3, iid, natural", "SPEC")
     model: str = setting("auto", "mlp, mlp:200,100, lenet, vgg11, logistic, linear", "SPEC")
     loss: str = setting("auto", "cross-entropy, binary, mse (half the mean squared error)", "NAME")
-    algorithm: str = setting("mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic", "SPEC")
+    algorithm: str = setting(
+        "mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic, fedvarp, fedavgm:momentum=0.9", "SPEC"
+    )
     availability: str = setting(
         "time-varying:0.1",
         "always, bounded:20, static:0.1, time-varying:0.1, markov:0.1,0.5, cyclic:20,4, label-correlated, explicit:FILE",
@@ -62,6 +65,8 @@ class Experiment:
     batch_size: int | str = setting("auto", "samples a local step, or 'full'", "B")
     lr: float | str = setting("auto", "local rate: 0.05, geometric:0.01,0.95, geometric:0.01,0.95,floor=1e-5, theory:c=0.1,beta=10", "RATE")
     global_lr: float | str = setting("local", "global rate, or 'local' to follow the local one", "RATE")
+    weight_decay: float = setting(0.0, "of the clients' SGD: their steps follow the gradient + X w", "X")
+    momentum: float = setting(0.0, "of the clients' SGD, as PyTorch means it; it begins at zero in every round", "X")
     update: str = setting("sum", "g_i is the sum of the local gradients (model averaging) or their mean (the paper's formula)", "sum|mean")
     weighting: str = setting("uniform", "clients count equally or by their samples", "uniform|samples")
     preset: str = setting(
@@ -95,6 +100,8 @@ class Experiment:
             if getattr(self, name) is not None:
                 whole(name, getattr(self, name))
         whole("checkpoint_every", self.checkpoint_every, low=0)
+        number("weight_decay", self.weight_decay, low=0)
+        fading("momentum", self.momentum)
         if self.epochs is not None and self.steps is not None:
             raise UsageError("give epochs or steps, not both")
         if self.batch_size not in ("auto", "full"):
@@ -131,7 +138,8 @@ class Experiment:
         return changes
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """As kept on disk; a setting that came later is there where it is used, so that runs without it are the same as before."""
+        return {key: value for key, value in dataclasses.asdict(self).items() if value or key not in CAME_LATER}
 
     @property
     def id(self) -> str:

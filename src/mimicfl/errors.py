@@ -49,6 +49,13 @@ def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.
     return found
 
 
+def fading(what: str, value: Any) -> float:
+    """A factor by which the past fades: from 0 to less than 1."""
+    if number(what, value, low=0, high=1) == 1:
+        raise UsageError(f"{what} must be less than 1, or nothing would ever be forgotten")
+    return float(value)
+
+
 def whole(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:
     """A whole number of at least `low`; beyond `high` it can only be a slip of the finger."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:

@@ -44,7 +44,7 @@ def build(experiment: Experiment) -> dict[str, Any]:
     load_plugins(e.plugins)
     algorithm = algorithms.make(e.algorithm)
     pattern = availability.make(e.availability)
-    local = LocalSGD(e.epochs, None if e.batch_size == "full" else int(e.batch_size), e.lr, e.steps)
+    local = LocalSGD(e.epochs, None if e.batch_size == "full" else int(e.batch_size), e.lr, e.steps, e.weight_decay, e.momentum)
     data = _data(e)
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)

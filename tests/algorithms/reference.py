@@ -1,4 +1,4 @@
-"""The five algorithms as naive loops over clients in float64, written from the papers, sharing no code with the package.
+"""The algorithms as naive loops over clients in float64, written from the papers, sharing no code with the package.
 
 The problem is least squares: f_i(w) = |X_i w - y_i|^2 / (2 n_i), whose batch gradient is X^T (X w - y) / batch.
 """
@@ -6,28 +6,46 @@ The problem is least squares: f_i(w) = |X_i w - y_i|^2 / (2 n_i), whose batch gr
 import numpy as np
 
 
-def local_train(w_t, x, y, batches, eta_L, drift=None, mu=0.0):
-    """K local steps; returns the list of the directions taken."""
-    w = w_t.copy()
-    taken = []
+def local_train(w_t, x, y, batches, eta_L, drift=None, mu=0.0, decay=0.0, momentum=0.0):
+    """K local steps; returns the list of the directions taken, and how many gradients they hold."""
+    w, u = w_t.copy(), 0.0
+    taken, share, held = [], 0.0, 0.0
     for batch in batches:
         a, b = x[batch], y[batch]
         h = a.T @ (a @ w - b) / len(batch)
         if drift is not None:
             h = h + drift
-        h = h + mu * (w - w_t)
-        taken.append(h)
-        w = w - eta_L * h
-    return taken
+        h = h + mu * (w - w_t) + decay * w
+        u, share = momentum * u + h, momentum * share + 1.0
+        taken.append(u)
+        held += share
+        w = w - eta_L * u
+    return taken, held
 
 
-def run(name, problem, schedule, eta_L, eta, update="sum", weights=None, mu=0.0, never_seen="zero", memory="gradient"):
+def run(
+    name,
+    problem,
+    schedule,
+    eta_L,
+    eta,
+    update="sum",
+    weights=None,
+    decay=0.0,
+    momentum=0.0,
+    mu=0.0,
+    never_seen="zero",
+    memory="gradient",
+    beta=0.9,
+    damped=True,
+):
     """`problem[i]` = (X_i, y_i, batches_of_round); rates are functions of t; `weights[i]` the share of client i."""
     n, d = len(problem), problem[0][0].shape[1]
     share = np.full(n, 1 / n) if weights is None else np.asarray(weights) / np.sum(weights)
     w = np.zeros(d)
     c = {i: np.zeros(d) for i in range(n)}  # MimiC's corrections, SCAFFOLD's controls
-    last = {}  # MIFA's memory
+    last = {}  # MIFA's and FedVARP's memory
+    m = np.zeros(d)  # FedAvgM's momentum at the server
     c_server = np.zeros(d)
     for t, row in enumerate(schedule):
         active = [i for i in range(n) if row[i]]
@@ -37,13 +55,16 @@ def run(name, problem, schedule, eta_L, eta, update="sum", weights=None, mu=0.0,
         for i in active:
             x, y, batches = problem[i]
             drift = c_server - c[i] if name == "scaffold" else None
-            taken = local_train(w, x, y, batches(t), eta_L(t), drift, mu if name == "fedprox" else 0.0)
-            per_step[i] = sum(taken) / len(taken)
+            taken, held = local_train(w, x, y, batches(t), eta_L(t), drift, mu if name == "fedprox" else 0.0, decay, momentum)
+            per_step[i] = sum(taken) / held
             g[i] = sum(taken) if update == "sum" else per_step[i]
         p = {i: share[i] / sum(share[j] for j in active) for i in active}
         unit = eta(t) if memory == "step" else 1.0
         if name in ("fedavg", "fedprox"):
             w = w - eta(t) * sum(p[i] * g[i] for i in active)
+        elif name == "fedavgm":
+            m = beta * m + sum(p[i] * g[i] for i in active)
+            w = w - eta(t) * ((1 - beta) if damped else 1) * m
         elif name == "scaffold":
             change = {i: (c[i] - c_server + per_step[i]) - c[i] for i in active}
             w = w - eta(t) * sum(p[i] * g[i] for i in active)
@@ -59,6 +80,10 @@ def run(name, problem, schedule, eta_L, eta, update="sum", weights=None, mu=0.0,
             if never_seen == "exclude":
                 total = total / sum(share[i] for i in last)
             w = w - eta(t) / unit * total
+        elif name == "fedvarp":
+            y = [last.get(i, np.zeros(d)) for i in range(n)]
+            w = w - eta(t) * (sum(p[i] * (g[i] - y[i]) for i in active) + sum(share[j] * y[j] for j in range(n)))
+            last |= g
         elif name == "mimic":
             v = sum(p[i] * (unit * g[i] + c[i]) for i in active)
             for i in active:

@@ -14,6 +14,7 @@ from mimicfl.rows import Rows
 from ..conftest import random_schedule
 
 NAMES = ["fedavg", "fedprox", "scaffold", "mifa", "mifa:never_seen=exclude", "mifa:never_seen=wait", "mimic", "mimic:memory=step"]
+NAMES += ["fedvarp", "fedavgm"]
 N, D = 5, 4
 
 
@@ -72,7 +73,7 @@ class TestEvery:
     def test_a_cohort_of_one(self, name, quadratic):
         one = [quadratic["split"][0]]
         runs = [mf.simulate(quadratic["model"], quadratic["data"], one, algorithm=a, rounds=3).params for a in (name, "fedavg")]
-        if name != "fedprox":  # nobody else to disagree with: all are FedAvg then
+        if name not in ("fedprox", "fedavgm"):  # nobody else to disagree with: all are FedAvg then
             torch.testing.assert_close(*runs)
         assert runs[0].norm() > 0
 
@@ -81,8 +82,8 @@ class TestEvery:
         assert all(isinstance(getattr(state, f.name), (torch.Tensor, Rows)) for f in dataclasses.fields(state))
 
 
-def test_registry_names_all_five():
-    assert set(ALGORITHMS) >= {"fedavg", "fedprox", "scaffold", "mifa", "mimic"}
+def test_registry_names_them_all():
+    assert set(ALGORITHMS) >= {"fedavg", "fedavgm", "fedprox", "fedvarp", "scaffold", "mifa", "mimic"}
 
 
 def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(digits):
@@ -133,12 +134,10 @@ def test_scaffold_controls_are_the_mean_plain_gradients(quadratic):
         torch.testing.assert_close(done.c_i[active], plain)
 
 
-def test_mimic_and_mifa_are_fedavg_when_nobody_drops_out(quadratic):
-    runs = {
-        a: mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in ("fedavg", "mifa", "mimic")
-    }
-    torch.testing.assert_close(runs["mimic"], runs["fedavg"], rtol=1e-11, atol=1e-12)
-    torch.testing.assert_close(runs["mifa"], runs["fedavg"], rtol=1e-11, atol=1e-12)
+@pytest.mark.parametrize("name", ["mimic", "mifa", "fedvarp", "fedavgm:momentum=0"])
+def test_they_are_fedavg_when_nobody_drops_out(quadratic, name):
+    runs = [mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in (name, "fedavg")]
+    torch.testing.assert_close(*runs, rtol=1e-11, atol=1e-12)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
@@ -173,16 +172,17 @@ def test_corrections_rescale_with_the_rate():
     assert moved == {"gradient": 0.5 * (1 + 2), "step": 0.5 * 1 + 2}
 
 
-def test_mifa_forgets_large_early_updates_to_the_last_digit():
+@pytest.mark.parametrize(("algorithm", "rows"), [(mf.MIFA(), "G"), (mf.FedVARP(), "y")])
+def test_large_early_updates_are_forgotten_to_the_last_digit(algorithm, rows):
     """In float32 the running mean must not keep the rounding of updates long replaced."""
-    algorithm, n = mf.MIFA(), 20
+    n = 20
     state = algorithm.init(torch.zeros(D), n)
     everybody = torch.arange(n)
     ones = torch.full((n,), 1 / n)
     for t in range(500):
         g = torch.randn(n, D) * (1e4 if t < 5 else 1.0)
         state = algorithm.aggregate(state, everybody, g, Step(t, 0.1, 0.1, torch.ones(n), ones, ones))
-    torch.testing.assert_close(state.total.float(), state.G[:].mean(0), rtol=0, atol=1e-6)
+    torch.testing.assert_close(state.total.float(), getattr(state, rows)[:].mean(0), rtol=0, atol=1e-6)
 
 
 def test_mifa_waits_until_everybody_was_there():
@@ -193,7 +193,14 @@ def test_mifa_waits_until_everybody_was_there():
 
 
 @pytest.mark.parametrize(
-    ("make_it", "words"), [(lambda: mf.FedProx(mu=-1), "mu"), (lambda: mf.MIFA("nobody"), "zero"), (lambda: mf.MimiC("eta"), "memory")]
+    ("make_it", "words"),
+    [
+        (lambda: mf.FedProx(mu=-1), "mu"),
+        (lambda: mf.MIFA("nobody"), "zero"),
+        (lambda: mf.MimiC("eta"), "memory"),
+        (lambda: mf.FedAvgM(1.0), "less than 1"),
+        (lambda: mf.FedAvgM(-0.1), "momentum"),
+    ],
 )
 def test_bad_options_are_refused_in_words(make_it, words):
     with pytest.raises(mf.UsageError, match=words):

@@ -30,13 +30,13 @@ def distance(quadratic, algorithm):
     return history.rows[-1]["distance"]
 
 
-@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold"])
 def test_memory_reaches_the_optimum(quadratic, algorithm):
     # SCAFFOLD's server step follows the present clients' steered steps, which at the optimum are all zero.
     assert distance(quadratic, algorithm) < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedprox"])
 def test_following_whoever_is_there_does_not(quadratic, algorithm):
     assert distance(quadratic, algorithm) > 0.1
 

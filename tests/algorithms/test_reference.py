@@ -18,6 +18,9 @@ CASES = {
     "mifa-exclude": (mf.MIFA("exclude"), {"name": "mifa", "never_seen": "exclude"}),
     "mifa-wait": (mf.MIFA("wait"), {"name": "mifa", "never_seen": "wait"}),
     "mifa-authors": (mf.MIFA(memory="step"), {"name": "mifa", "memory": "step"}),
+    "fedvarp": (mf.FedVARP(), {"name": "fedvarp"}),
+    "fedavgm": (mf.FedAvgM(), {"name": "fedavgm"}),
+    "fedavgm-undamped": (mf.FedAvgM(0.5, damped=False), {"name": "fedavgm", "beta": 0.5, "damped": False}),
     "mimic": (mf.MimiC(), {"name": "mimic"}),
     "mimic-authors": (mf.MimiC(memory="step"), {"name": "mimic", "memory": "step"}),
 }
@@ -45,6 +48,8 @@ def naive_problem(data, split, local, seed):
         ("mean", "samples", {"epochs": 2, "batch_size": 5}),
         ("sum", "samples", {"steps": 3, "batch_size": None}),
         ("mean", "uniform", {"steps": 7, "batch_size": 4}),
+        ("sum", "samples", {"epochs": 2, "batch_size": 5, "weight_decay": 0.3}),
+        ("mean", "uniform", {"epochs": 2, "batch_size": 5, "momentum": 0.7, "weight_decay": 0.1}),
     ],
 )
 @pytest.mark.parametrize("warm", [True, False])
@@ -73,6 +78,8 @@ def test_equals_the_naive_loop(quadratic, case, update, weighting, local, warm):
         eta_L=lambda t: 0.05 * 0.97**t,
         eta=lambda t: 0.04 * 0.98**t,
         update=update,
+        decay=local.get("weight_decay", 0.0),
+        momentum=local.get("momentum", 0.0),
         weights=[len(part) for part in split] if weighting == "samples" else None,
     )
     assert np.linalg.norm(w) > 0.1  # it moved, so equality says something

@@ -69,6 +69,16 @@ def test_full_batches_and_odd_numbers_of_steps(kind, local):
     assert_same(kind(model, clients, loss, lanes=2).train(asks), PlainCohort(model, clients, loss).train(asks))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
+def test_momentum(device, kind):
+    """Lanes are used again: what the last client gathered must not move the next."""
+    model, clients = problem(MODELS["convolutions"](), device)
+    asks = asks_of(model, clients, mf.LocalSGD(epochs=2, batch_size=8, momentum=0.7))
+    loss = as_loss("cross-entropy")
+    assert_same(kind(model, clients, loss, lanes=2).train(asks), PlainCohort(model, clients, loss).train(asks))
+
+
 @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
 def test_augmented_images(kind):
     model, clients = problem(MODELS["convolutions"](), augment=True)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from mimicfl.paper import studies
-from mimicfl.paper.studies import Study
+from mimicfl.paper import studies, study
+from mimicfl.paper.study import Study
 
 TINY = Study(
     "tiny",
@@ -21,7 +21,7 @@ TINY = Study(
 
 @pytest.fixture
 def tiny(monkeypatch):
-    base = studies.COMMON | {"dataset": "digits", "model": "mlp", "batch_size": 16, "lr": "geometric:0.1,0.9,floor=1e-05", "uploads": 6}
-    monkeypatch.setitem(studies.BASE, "digits", base | {"num_clients": 10, "epochs": 2})
+    base = study.COMMON | {"dataset": "digits", "model": "mlp", "batch_size": 16, "lr": "geometric:0.1,0.9,floor=1e-05", "uploads": 6}
+    monkeypatch.setitem(study.BASE, "digits", base | {"num_clients": 10, "epochs": 2})
     monkeypatch.setitem(studies.STUDIES, "tiny", TINY)
     return TINY

@@ -8,7 +8,8 @@ from mimicfl import algorithms, availability
 from mimicfl.config import SETTINGS, Experiment
 from mimicfl.errors import UsageError
 from mimicfl.local.lr import schedule
-from mimicfl.paper.studies import BASE, STUDIES, find, scaled
+from mimicfl.paper.studies import STUDIES, find
+from mimicfl.paper.study import BASE, scaled
 
 ALL_RUNS = [(study, column, algorithm) for study in STUDIES.values() for column in study.columns for algorithm in study.algorithms]
 

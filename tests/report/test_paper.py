@@ -241,6 +241,18 @@ def test_a_missing_seed_makes_nobody_better(tmp_path):
     assert section.pictures["gaps-random-phases"].axes[0].get_title(loc="left").endswith("random phases, one seed")
 
 
+def test_a_column_made_in_two_places_comes_again_in_both(tmp_path):
+    records = recorded("rivals", "P = 10%", {"fedvarp": [70, 71, 72], "mimic": [70, 71, 72]})
+    for run in records.values():
+        if run.config["algorithm"] == "mimic":
+            run.config["device"] = "cuda"
+    document = tmp_path / "reproduce.md"
+    build(records, SEEDS, tmp_path / "page.html", document, tmp_path)
+    begin = "mimicfl reproduce rivals --columns 'P = 10%' --algorithms"
+    assert f"{begin} fedvarp --seeds 3 --again" in document.read_text()
+    assert f"{begin} mimic --seeds 3 --device cuda --again" in document.read_text()
+
+
 def test_the_page_says_which_numbers_come_again(tmp_path):
     records = recorded(*P10, {"mimic": [74, 75, 76], "mifa": [70, 71, 72]})
     for version, engine, expected in (

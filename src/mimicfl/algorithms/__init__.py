@@ -2,7 +2,9 @@
 
 from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register, spell
 from .fedavg import FedAvg
+from .fedavgm import FedAvgM
 from .fedprox import FedProx
+from .fedvarp import FedVARP
 from .mifa import MIFA
 from .mimic import MimiC
 from .scaffold import SCAFFOLD
@@ -13,7 +15,9 @@ __all__ = [
     "SCAFFOLD",
     "Algorithm",
     "FedAvg",
+    "FedAvgM",
     "FedProx",
+    "FedVARP",
     "MimiC",
     "State",
     "Step",

@@ -39,7 +39,7 @@ class Step:
     t: int
     eta: float  # eta_t, the global rate
     eta_L: float  # the local rate the clients used
-    K: Tensor  # [m] local steps each client took
+    K: Tensor  # [m] local steps each client took; under local momentum how many gradients' worth they are
     weights: Tensor  # [m] weights among the active clients, sum 1: 1/|S_t|, or by samples
     share: Tensor  # [m] weights among all N clients: 1/N each, or by samples
     update: str = "sum"  # g_i is the sum of the K local gradients, or their mean

@@ -46,7 +46,7 @@ def parser() -> Parser:
         "mimicfl compare experiment.toml --algorithms fedprox:mu=0.01 fedprox:mu=0.1 --seeds 4,7",
     )
     p.add_argument("file", nargs="?", help="settings in TOML; options given here win", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help="algorithms by name (default: all five)", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help="algorithms by name (default: the five of the paper)", metavar="SPEC")
     p.add_argument("--seeds", help="how many (3: the seeds 0, 1, 2) or which (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-...)", metavar="DIR")
     add_settings(p, without=("algorithm", "seed"))

@@ -10,7 +10,8 @@ from rich.table import Table
 from ..errors import Diverged, UsageError, number
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce, seconds
-from ..paper.studies import STUDIES, Study, find
+from ..paper.studies import STUDIES, find
+from ..paper.study import Study
 from ..report.paper import build, cell_text, published_text
 from ..report.summary import title
 from ..runner import seed_list

@@ -21,6 +21,7 @@ class Needs:
     shift: bool = False
     prox: bool = False
     augment: bool = False
+    momentum: bool = False
 
     def covers(self, other: "Needs") -> bool:
         return all(getattr(self, field.name) >= getattr(other, field.name) for field in fields(self))
@@ -35,6 +36,7 @@ class Needs:
             shift=any(isinstance(ask.task.shift, Tensor) or ask.task.shift != 0 for ask in asks),
             prox=any(ask.task.mu != 0 for ask in asks),
             augment=asks[0].clients.data.augment,
+            momentum=any(ask.local.momentum != 0 for ask in asks),
         )
 
     def merged(self, other: "Needs") -> "Needs":
@@ -53,6 +55,7 @@ class Jobs:
     ask: np.ndarray  # [J] which ask it belongs to
     eta: Tensor  # [J]
     mu: Tensor  # [J]
+    momentum: Tensor  # [J]
     w: Tensor  # [asks, d]
     shift: Tensor | None  # [J, d]
 
@@ -96,6 +99,7 @@ def list_jobs(asks: Sequence[Ask], batch: int) -> Jobs:
         ask=belongs,
         eta=column([ask.eta_L for ask in asks]),
         mu=column([ask.task.mu for ask in asks]),
+        momentum=column([ask.local.momentum for ask in asks]),
         w=torch.stack([ask.w for ask in asks]),
         shift=_shifts(asks),
     )

@@ -11,6 +11,7 @@ import torch
 
 from .. import algorithms
 from ..algorithms.base import pack, unpack
+from ..config import CAME_LATER
 from ..errors import UsageError, whole
 from ..metrics.history import Row
 from ..metrics.store import RunFolder
@@ -121,6 +122,7 @@ def fingerprint(run: "Run") -> str:
         *[getattr(run.loss, "__qualname__", type(run.loss).__name__), str(run.template), run.device.type],
         *[run.local.epochs, run.local.steps, run.local.batch_size, run.update, run.seed, run.eval_every],
         *[run.data.facts(), run.precision],
+        *[(key, value) for key in CAME_LATER if (value := getattr(run.local, key))],
         [[rate(t, m) for rate in (run.local_lr, run.global_lr)] for t, m in busy],
     ]
     run.number = f"{zlib.crc32(json.dumps(words).encode(), crc):08x}"

@@ -35,6 +35,8 @@ class Lanes:
         self.half = vectors(torch.bfloat16) if half else None  # w as a bfloat16 model computes with it
         self.start = vectors() if needs.prox else None  # w_t, which only a proximal term needs
         self.shift = vectors() if needs.shift else None
+        self.u = vectors() if needs.momentum else None
+        self.momentum = zeros() if needs.momentum else None
         self.k, self.keys = zeros(kind=torch.long), zeros(kind=torch.long)
         self.steps = torch.ones(m, dtype=torch.long, device=device)
         self.sizes = torch.ones(m, needs.steps, dtype=torch.int32, device=device)
@@ -57,6 +59,8 @@ class Lanes:
             self.start[at] = w
         if self.shift is not None:
             self.shift[at] = 0.0 if jobs.shift is None else jobs.shift[job]
+        if self.u is not None and self.momentum is not None:
+            self.u[at], self.momentum[at] = 0.0, jobs.momentum[job]
         self.sizes[at, : jobs.sizes.shape[1]] = jobs.sizes[job]
         self.samples[at, : jobs.samples.shape[1]] = jobs.samples[job]
         if self.moves is not None and jobs.moves is not None:

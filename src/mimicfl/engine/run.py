@@ -141,6 +141,8 @@ class Run:
     def _ask(self, active: np.ndarray) -> Ask:
         asked = self.algorithm.task(self.state, torch.from_numpy(active).to(self.device))
         task = algorithms.checked_task(asked, self.state.w, len(active), self.algorithm)
+        shift, mu = self.local.decayed(self.state.w, task.shift, task.mu)
+        task = algorithms.Task(shift.expand(len(active), -1) if isinstance(shift, torch.Tensor) else shift, mu)
         eta_L, eta = self.local_lr(self.t, len(active)), self.global_lr(self.t, len(active))
         return Ask(self.clients, self.local, self.t, self.seed, self.state.w, self.buffers, active, task, eta_L, eta)
 
@@ -153,8 +155,9 @@ class Run:
         active = torch.from_numpy(ask.active).to(self.device)
         share = self.share[active]
         weights = share / share.sum()
-        g = answers.g if self.update == "sum" else answers.g / answers.K[:, None].to(answers.g.dtype)
-        step = algorithms.Step(self.t, ask.eta, ask.eta_L, answers.K, weights, share, self.update)
+        K = self.local.worth(answers.K)
+        g = answers.g if self.update == "sum" else answers.g / K[:, None].to(answers.g.dtype)
+        step = algorithms.Step(self.t, ask.eta, ask.eta_L, K, weights, share, self.update)
         seen = self.watch.look(self.t, ask.w, self.buffers, self.state) if self.watch else None
         before, self.state = self.state, self.algorithm.aggregate(self.state, active, g, step)
         check_state(self.state, ask.w, before, self.algorithm)

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
+from ..config import CAME_LATER
 from ..data.dataset import Data
 from ..errors import Diverged
 from ..local.lr import RATES
@@ -130,6 +131,7 @@ def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "epochs": run.local.epochs,
         "steps": run.local.steps,
         "batch_size": run.local.batch_size or "full",
+        **{key: value for key in CAME_LATER if (value := getattr(run.local, key))},
         "lr": describe(RATES, run.local_lr),
         "global_lr": "local" if follows else describe(RATES, run.global_lr),
         "update": run.update,

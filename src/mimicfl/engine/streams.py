@@ -187,21 +187,30 @@ class Clone:
         lanes, row = self.lanes, self.row
         rows = [None if part is None else part[row][0] for part in (lanes.w, lanes.g, lanes.half, lanes.shift, lanes.start)]
         facts = (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row])
+        u, momentum = (None, None) if lanes.u is None or lanes.momentum is None else (lanes.u[row][0], lanes.momentum[row])
         begin = 0
         for h in pieces:
             end = begin + h.numel()
             w, g, half, shift, start = (None if part is None else part[begin:end] for part in rows)
             assert w is not None
             assert g is not None
-            _update(w, g, h, half, shift, start, facts)
+            _update(w, g, h, half, shift, start, facts, *((None, None) if u is None else (u[begin:end], momentum)))
             begin = end
 
 
 def _update(
-    w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, facts: tuple[Tensor, ...]
+    w: Tensor,
+    g: Tensor,
+    h: Tensor,
+    half: Tensor | None,
+    shift: Tensor | None,
+    start: Tensor | None,
+    facts: tuple[Tensor, ...],
+    u: Tensor | None = None,
+    momentum: Tensor | None = None,
 ) -> None:
-    """h + shift + mu (w - start) goes into g and, times eta, off w, where the lane is not through."""
-    if w.is_cuda and w.dtype == torch.float32:
+    """h + shift + mu (w - start), with its momentum, goes into g and, times eta, off w, where the lane is not through."""
+    if w.is_cuda and w.dtype == torch.float32 and u is None:
         from .batched.kernels import move
 
         return move(w, g, h, half, shift, start, facts)
@@ -211,6 +220,8 @@ def _update(
         h = h + shift
     if start is not None:
         h = h + mu * (w - start)
+    if u is not None and momentum is not None:
+        h = u.copy_(momentum * u + h)
     h = torch.where(k < steps, h, 0.0)
     g += h
     w -= eta * h

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ledger import ClientForm
     from .secure import SecureForm
     from .server import ServerForm
-    from .strategy import MIFA, SCAFFOLD, FedAvg, Federated, FedProx, MimiC
+    from .strategy import MIFA, SCAFFOLD, FedAvg, FedAvgM, Federated, FedProx, FedVARP, MimiC
 
 _ROOMS = {
     "app": ["server_app"],
@@ -34,7 +34,7 @@ _ROOMS = {
     "ledger": ["ClientForm"],
     "secure": ["SecureForm"],
     "server": ["ServerForm"],
-    "strategy": ["MIFA", "SCAFFOLD", "FedAvg", "FedProx", "Federated", "MimiC"],
+    "strategy": ["MIFA", "SCAFFOLD", "FedAvg", "FedAvgM", "FedProx", "FedVARP", "Federated", "MimiC"],
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -43,7 +43,9 @@ __all__ = [
     "SCAFFOLD",
     "ClientForm",
     "FedAvg",
+    "FedAvgM",
     "FedProx",
+    "FedVARP",
     "Federated",
     "Federation",
     "MimiC",

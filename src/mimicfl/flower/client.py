@@ -87,10 +87,12 @@ def client_app(
         held = Held.open(state_folder(context, state), words(letter, OURS), client, frame.w) if OURS in letter else None
         if held is not None and not held.settle(letter):
             return Message(RecordDict({OURS: told({"lost": 1})}), reply_to=message)
-        mu, seed = float(config.get("proximal-mu", 0.0)), int(config.get("seed", 0))
+        shift, mu = work.decayed(frame.w.clone(), shift, float(config.get("proximal-mu", 0.0)))
+        seed = int(config.get("seed", 0))
         g, total, K = train_client(frame, clients, 0, work, as_loss(loss or samples.loss), seed, (t, client_number(client)), lr, shift, mu)
-        sent = g if held is None else held.corrected(g, K)
-        figures = {"num-examples": len(samples.x_train), "steps": K, "train-loss": float(total) / K}
+        worth = float(work.worth(torch.tensor(K))) if work.momentum else K
+        sent = g if held is None else held.corrected(g, worth)
+        figures = {"num-examples": len(samples.x_train), "steps": worth, "train-loss": float(total) / K}
         said = {"client-id": client} | ({} if held is None else held.says())
         answer = RecordDict({UPDATE: update_record(sent, frame), METRICS: metrics(figures), OURS: told(said)})
         return Message(answer, reply_to=message)

@@ -63,7 +63,7 @@ class Held:
         self.c, self.ticket, self.pending = v - self.pending, counted, None  # c_i <- v_t - g_i
         return True
 
-    def corrected(self, g: Tensor, K: int) -> Tensor:
+    def corrected(self, g: Tensor, K: float) -> Tensor:
         """g + c to be sent; g is on disk before anything leaves."""
         if self.words["update"] == "mean":
             g = g / K

@@ -22,7 +22,7 @@ from .wire import Layout, Refused, Update, config, vector
 if TYPE_CHECKING:
     from .loop import Loop
 
-OPEN = (algorithms.FedAvg, algorithms.MimiC)  # means over S_t only: the population may grow while they run
+OPEN = (algorithms.FedAvg, algorithms.FedAvgM, algorithms.MimiC)  # means over S_t only: the population may grow while they run
 
 
 def natural(client: str) -> list[Any]:
@@ -128,7 +128,7 @@ class ServerForm:
     def stacked(self, clients: list[str], updates: dict[str, Update]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """g [m, d], K [m], shares of the population [m], weights among the active [m]."""
         given = [updates[client] for client in clients]
-        g, K = torch.stack([u.g for u in given]), torch.tensor([u.K for u in given])
+        g, K = torch.stack([u.g for u in given]), torch.tensor([u.K for u in given], dtype=torch.float64)
         share = self._shares(clients, given).to(g.dtype)
         return g, K, share, share / share.sum()
 

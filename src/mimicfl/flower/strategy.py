@@ -48,7 +48,7 @@ class Federated(FlowerFedAvg):
     lr             the clients' rate, a schedule; it travels in the train config as "lr" and rescales what is remembered. None: the
                    "lr" of the train config, taken as constant
     global_lr      eta_t; "local" follows the clients' rate, so that FedAvg is plain model averaging
-    num_clients    N; MIFA and SCAFFOLD must know it
+    num_clients    N; MIFA, FedVARP and SCAFFOLD must know it
     wait_for       the first round begins when so many clients are there
     enough         a round closes when so many answers are in (a count, or a share of those asked); None: all
     late           "refuse" answers that come after their round has closed, or "count" them in the round they come in
@@ -233,6 +233,11 @@ class FedAvg(Federated):
         super().__init__(algorithms.FedAvg(), **options)
 
 
+class FedAvgM(Federated):
+    def __init__(self, momentum: float = 0.9, damped: bool = True, **options: Any) -> None:
+        super().__init__(algorithms.FedAvgM(momentum, damped), **options)
+
+
 class FedProx(Federated):
     """mu travels as `proximal-mu`; the clients must use it (`client_app` does)."""
 
@@ -248,6 +253,11 @@ class MimiC(Federated):
 class MIFA(Federated):
     def __init__(self, never_seen: str = "zero", memory: str = "gradient", **options: Any) -> None:
         super().__init__(algorithms.MIFA(never_seen, memory), **options)
+
+
+class FedVARP(Federated):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(algorithms.FedVARP(), **options)
 
 
 class SCAFFOLD(Federated):

@@ -37,7 +37,7 @@ class Update:
     """What one client's answer comes to."""
 
     g: Tensor  # [d] sum of the local steps, in gradient units
-    K: int = 1
+    K: float = 1  # local steps, or with momentum how many gradients' worth they are
     samples: float = 1.0
     loss: float | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -169,7 +169,7 @@ def read_update(
     return Update(g, *_metrics(content, needs_steps), buffers)
 
 
-def _metrics(content: RecordDict, needs_steps: bool) -> tuple[int, float, float | None]:
+def _metrics(content: RecordDict, needs_steps: bool) -> tuple[float, float, float | None]:
     """K, the samples and the training loss, where they are told."""
     told: dict[str, Any] = {}
     for record in content.metric_records.values():
@@ -177,7 +177,7 @@ def _metrics(content: RecordDict, needs_steps: bool) -> tuple[int, float, float 
     if needs_steps and "steps" not in told:
         raise Refused("it does not tell its number of local steps, which is needed here: use mimicfl.flower.client_app")
     steps, samples, loss = told.get("steps", 1), told.get("num-examples", 1), told.get("train-loss", told.get("train_loss"))
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not math.isfinite(steps) or steps < 1:
         raise Refused(f"it claims {steps!r} local steps")
     if not isinstance(samples, (int, float)) or not math.isfinite(samples) or samples <= 0:
         raise Refused(f"it claims {samples!r} samples")

@@ -1,6 +1,7 @@
 """Local SGD: the only client-side training code there is.
 
-The client's part of all five algorithms is one affine rule, h = grad F_i(w; batch) + shift + mu (w - w_t), applied K times.
+The client's part of all algorithms is one affine rule, h = grad F_i(w; batch) + shift + mu (w - w_t), applied K times, with the momentum
+that the user wants.
 """
 
 import math
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, whole
+from ..errors import UsageError, fading, number, whole
 from ..params import Workspace
 from .losses import Loss
 from .lr import schedule
@@ -22,13 +23,17 @@ from .lr import schedule
 class LocalSGD:
     """What a client does in a round: `epochs` passes over its data, or `steps` steps, of SGD with rate `lr`.
 
-    `batch_size=None` is full-batch gradient descent. Every pass is a new shuffle; its last batch may be smaller.
+    `batch_size=None` is full-batch gradient descent. Every pass is a new shuffle; its last batch may be smaller. `weight_decay` adds
+    weight_decay * w to every gradient: the clients then train f_i(w) + weight_decay/2 |w|^2. `momentum` is PyTorch's, from zero in every
+    round: u = momentum u + h, w = w - lr u.
     """
 
     epochs: int | None = None
     batch_size: int | None = 16
     lr: Any = 0.01
     steps: int | None = None
+    weight_decay: float = 0.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -39,6 +44,21 @@ class LocalSGD:
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole(name, getattr(self, name), high=10_000_000))
         schedule(self.lr)
+        object.__setattr__(self, "weight_decay", number("weight_decay", self.weight_decay, low=0))
+        object.__setattr__(self, "momentum", fading("momentum", self.momentum))
+
+    def decayed(self, w_t: Tensor, shift: Tensor | float, mu: float) -> tuple[Tensor | float, float]:
+        """Shift and mu with the weight decay in them: decay w = decay w_t + decay (w - w_t), so no engine need know of it."""
+        decay = self.weight_decay
+        return (shift + decay * w_t, mu + decay) if decay else (shift, mu)
+
+    def worth(self, K: Tensor) -> Tensor:
+        """How many gradients' worth the sum of K steps is: K, and more with momentum.
+
+        A gradient then counts in its own step and, ever less, in all later ones; divided by this the sum is a mean of gradients again.
+        """
+        beta = self.momentum
+        return (K.double() - beta * (1 - beta ** K.double()) / (1 - beta)) / (1 - beta) if beta else K
 
     def batch_sizes(self, samples: int) -> list[int]:
         """The sizes of all K batches of one round for a client with so many samples."""
@@ -59,15 +79,21 @@ class LocalSGD:
 
 
 def local_update(
-    work: Workspace, batches: Iterable[tuple[Tensor, Tensor]], eta_L: float, loss: Loss, shift: Tensor | float = 0.0, mu: float = 0.0
+    work: Workspace,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    eta_L: float,
+    loss: Loss,
+    shift: Tensor | float = 0.0,
+    mu: float = 0.0,
+    momentum: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Train the workspace in place; returns g = sum of h over the K steps, [d], and the sum of the batch losses.
+    """Train the workspace in place; returns g = sum of the K steps (h, or u with momentum), [d], and the sum of the batch losses.
 
     g is accumulated: (w_t - w) / eta_L would lose digits once eta_L is small.
     """
     w, grad = work.w, work.grad
     w_t = w.clone() if mu else w
-    g = torch.zeros_like(w)
+    g, u = torch.zeros_like(w), torch.zeros_like(w) if momentum else None
     total = torch.zeros((), dtype=w.dtype, device=w.device)
     shifted = isinstance(shift, Tensor) or shift != 0.0
     for x, y in batches:
@@ -80,6 +106,8 @@ def local_update(
                 h = h + shift
             if mu:
                 h = h + mu * (w - w_t)
+            if u is not None:
+                h = u.mul_(momentum).add_(h)
             g += h
             w.sub_(h, alpha=eta_L)
             total += value.detach()

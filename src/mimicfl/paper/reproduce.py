@@ -20,7 +20,7 @@ from ..registry import parse
 from ..sweep import carry_out
 from ..sweep.fuse import Notice, Plan
 from .records import COLUMNS, Records, keep, made_with, prepare, short
-from .studies import Study
+from .study import Study
 
 # Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
 GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}

@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from ..availability import observe
+from ..config import CAME_LATER
 from ..files import write_text
 from ..metrics.history import History
 from ..metrics.store import RunFolder
@@ -101,6 +102,7 @@ def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
         values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c))
         more = [f"and {len(values) - SHOWN_VALUES} more"] * (len(values) > SHOWN_VALUES)
         chips += [f"{CHIPS.get(key, key)} {value}" for value in values[:SHOWN_VALUES] + more]
+    chips += dict.fromkeys(f"{key.replace('_', ' ')} {c[key]:g}" for key in CAME_LATER for c in configs if c.get(key))
     return chips
 
 

@@ -15,7 +15,9 @@ from ..metrics.history import History
 from ..paper.choices import CHOICES
 from ..paper.records import BY_THE_CLOCK, Records, repeats
 from ..paper.reproduce import Cell
-from ..paper.studies import STUDIES, Study
+from ..paper.studies import STUDIES
+from ..paper.study import Study
+from ..registry import parse
 from . import figures
 from .gap import FEW, NO, OPEN, TIE, YES, signed
 from .html import PAGE, embedded
@@ -154,10 +156,17 @@ def _ours(own: Value, seeds: int) -> str:
 def _commands(study: Study, seeds: int, made: dict[str, list[History]]) -> list[str]:
     """What makes this table, and what makes each of its columns again where it was made."""
     large = study.dataset == "cifar10"  # in bfloat16, which needs a GPU
-    device = {c: " --device cuda" if large or any(map(_on_gpu, own)) else "" for c, own in made.items()}
-    there = [c for c, own in made.items() if own]
-    again = [f"mimicfl reproduce {study.name} --columns {shlex.quote(c)} --seeds {seeds}{device[c]} --again" for c in there]
-    return [f"mimicfl reproduce {study.name} --seeds {seeds}{max(device.values())}", *again]
+    cuda = " --device cuda"
+    again, anywhere = [], large
+    for column, runs in made.items():
+        places: dict[bool, list[str]] = {}
+        for run in runs:
+            places.setdefault(large or _on_gpu(run), []).append(parse(str(run.config["algorithm"]))[0])
+        for gpu, names in places.items():
+            some = f" --algorithms {' '.join(dict.fromkeys(names))}" if len(places) > 1 else ""
+            again.append(f"mimicfl reproduce {study.name} --columns {shlex.quote(column)}{some} --seeds {seeds}{cuda * gpu} --again")
+            anywhere |= gpu
+    return [f"mimicfl reproduce {study.name} --seeds {seeds}{cuda * anywhere}", *again]
 
 
 def _again(records: Records) -> str:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ..paper.records import Records
 from ..paper.reproduce import Cell
-from ..paper.studies import Study
+from ..paper.study import Study
 from .figures import INK, curves
 from .paper_verdicts import runs_of, value
 from .styles import COLORS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ..paper.records import Records
 from ..paper.reproduce import Cell
-from ..paper.studies import STUDIES, Study
+from ..paper.studies import STUDIES
+from ..paper.study import Study
 from .gap import FEW, NO, OPEN, TIE, YES, Gap, mean_std, signed
 from .styles import COLORS, own_dash
 from .summary import TITLES, Group

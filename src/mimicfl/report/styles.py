@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from ..registry import parse
 
 # Colours that stay apart for colour-blind readers, on white and on dark.
-COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"}
-SPARE = ["#7570b3", "#8c6d31", "#636363", "#1b7837", "#762a83", "#2166ac"]
+COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"} | {
+    "fedavgm": "#8c6d31",
+    "fedvarp": "#2166ac",
+}
+SPARE = ["#7570b3", "#636363", "#1b7837", "#762a83"]
 PALETTE = [*SPARE, *COLORS.values()]
 Pattern = tuple[float, ...]  # on, off, on, ... in line widths; nothing for a solid line
 Dash = tuple[float, Pattern]  # where in the pattern to begin

@@ -12,7 +12,10 @@ from ..metrics.history import History, Row
 from .gap import TIE, Gap, mean_std
 from .styles import SOLID, Dash, styles
 
-TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"}
+TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"} | {
+    "fedavgm": "FedAvgM",
+    "fedvarp": "FedVARP",
+}
 IGNORED = {"seed", "algorithm", "source", "preset", *BESIDE_THE_POINT}  # never part of a label
 BEST, LEVEL = "★", "≈"
 ROUNDING = 1e-6  # relative: engines agree up to this, so a smaller difference is nobody's lead

@@ -59,6 +59,9 @@ class Stack:
         if lanes.start is not None:
             h = h + lanes.mu[:m, None] * (w - lanes.start[:m])
         going = (lanes.k[:m] < lanes.steps[:m])[:, None]
+        if lanes.u is not None and lanes.momentum is not None:
+            h = lanes.momentum[:m, None] * lanes.u[:m] + h
+            lanes.u[:m] = h  # also where a lane is through: nobody reads it again
         h = torch.where(going, h, 0.0)
         lanes.g[:m] += h
         w -= lanes.eta[:m, None] * h

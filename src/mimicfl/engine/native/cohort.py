@@ -73,7 +73,8 @@ class Program:
         failed = self.code.mimicfl_train(
             *[_pointer(w), plan.model.ctypes.data, _pointer(g), loss.ctypes.data],
             *[_pointer(pool), _pointer(self.table), _pointer(target), *[array.ctypes.data for array in arrays]],
-            *[None if shift is None else _pointer(shift), plan.keys.ctypes.data, plan.eta.ctypes.data, plan.mu.ctypes.data, m, threads],
+            *[None if shift is None else _pointer(shift), plan.keys.ctypes.data, plan.eta.ctypes.data, plan.mu.ctypes.data],
+            *[plan.momentum.ctypes.data, m, threads],
         )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
@@ -83,13 +84,22 @@ class Program:
 class Plan:
     """Which samples each client takes in which step, end to end as the compiled code wants them, and its rates and beginning."""
 
-    def __init__(self, parts: list[Part], keys: list[int], eta: Floats = (0.0,), mu: Floats = (0.0,), model: Sequence[int] = (0,)) -> None:
+    def __init__(
+        self,
+        parts: list[Part],
+        keys: list[int],
+        eta: Floats = (0.0,),
+        mu: Floats = (0.0,),
+        momentum: Floats = (0.0,),
+        model: Sequence[int] = (0,),
+    ) -> None:
         self.rows = np.ascontiguousarray(np.concatenate([rows for rows, _ in parts]), dtype=np.int64)
         self.begin = np.cumsum([0] + [len(rows) for rows, _ in parts])[:-1].astype(np.int64)
         self.sizes = np.concatenate([sizes for _, sizes in parts]).astype(np.int32)
         self.step = np.cumsum([0] + [len(sizes) for _, sizes in parts]).astype(np.int64)
         self.keys = np.array(keys, dtype=np.uint64)
-        self.eta, self.mu, self.model = np.array(eta, dtype=np.float32), np.array(mu, dtype=np.float32), np.array(model, dtype=np.int32)
+        self.eta, self.mu, self.momentum = (np.array(given, dtype=np.float32) for given in (eta, mu, momentum))
+        self.model = np.array(model, dtype=np.int32)
 
 
 class NativeCohort:
@@ -134,7 +144,9 @@ class NativeCohort:
             shifts.append(ask.task.shift[row] if isinstance(ask.task.shift, Tensor) else ask.w.new_full(ask.w.shape, float(ask.task.shift)))
         assert pool is not None
         shifted = any(isinstance(ask.task.shift, Tensor) or ask.task.shift for ask in asks)
-        plan = Plan(parts, keys, [asks[a].eta_L for a, _ in jobs], [asks[a].task.mu for a, _ in jobs], [a for a, _ in jobs])
+        own = [asks[a] for a, _ in jobs]
+        rates = ([ask.eta_L for ask in own], [ask.task.mu for ask in own], [ask.local.momentum for ask in own])
+        plan = Plan(parts, keys, *rates, [a for a, _ in jobs])
         w = torch.stack([ask.w for ask in asks])
         g, loss = self.program.train(w, pool, target, plan, torch.stack(shifts) if shifted else None, torch.get_num_threads())
         steps = torch.tensor([len(sizes) for _, sizes in parts])

@@ -1,5 +1,6 @@
 // The cohort around a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs, a workspace, and
-// forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), w -= eta h, g += h.
+// forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), with momentum u = beta u + h in its
+// place, w -= eta h, g += h.
 
 struct Round {
   const float* w0;        // [models, D] where the clients begin
@@ -17,29 +18,37 @@ struct Round {
   const uint64_t* key;    // [m] for dropout
   const float* eta;       // [m]
   const float* mu;        // [m]
+  const float* beta;      // [m] momentum
 };
 
-static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu) {
+static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu,
+                   float* u, float beta) {
   int k = 0;
   for (; k + LANES <= Net::D; k += LANES) {
     v h = load(grad + k);
     if (shift) h += load(shift + k);
     if (mu != 0.f) h += splat(mu) * (load(w + k) - load(w0 + k));
+    if (beta != 0.f) {
+      h += splat(beta) * load(u + k);
+      store(u + k, h);
+    }
     store(g + k, load(g + k) + h);
     store(w + k, load(w + k) - splat(eta) * h);
   }
   for (; k < Net::D; k++) {
     float h = grad[k] + (shift ? shift[k] : 0.f) + (mu != 0.f ? mu * (w[k] - w0[k]) : 0.f);
+    if (beta != 0.f) h = u[k] = h + beta * u[k];
     g[k] += h;
     w[k] -= eta * h;
   }
 }
 
-static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad) {
+static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad, float* u) {
   const float* w0 = r.w0 + (size_t)r.model[c] * Net::D;
   memcpy(w, w0, sizeof(float) * Net::D);
   float* g = r.g + (size_t)c * Net::D;
   memset(g, 0, sizeof(float) * Net::D);
+  memset(u, 0, sizeof(float) * Net::D);
   const int64_t* rows = r.rows + r.begin[c];
   double loss = 0;
   uint64_t position = 0;
@@ -53,7 +62,7 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
       loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
       Net::backward(s, w, grad, at == 0);
     }
-    update(w, g, grad, w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta[c], r.mu[c]);
+    update(w, g, grad, w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta[c], r.mu[c], u, r.beta[c]);
     rows += batch;
   }
   r.loss[c] = loss;
@@ -64,9 +73,9 @@ static int on_threads(int threads, int jobs, F work) {
   std::atomic<int> next{0}, failed{0};
   auto loop = [&] {
     auto* s = (Net::Work*)room(sizeof(Net::Work));
-    auto* w = (float*)room(sizeof(float) * 2 * (Net::D + LANES));
+    auto* w = (float*)room(sizeof(float) * 3 * (Net::D + LANES));
     if (!s || !w) failed = 1;
-    else for (int j; (j = next++) < jobs;) work(j, *s, w, w + Net::D + LANES);
+    else for (int j; (j = next++) < jobs;) work(j, *s, w, w + Net::D + LANES, w + 2 * (Net::D + LANES));
     free(s);
     free(w);
   };
@@ -81,15 +90,16 @@ extern "C" int mimicfl_lanes() { return LANES; }
 
 extern "C" int mimicfl_train(const float* w0, const int32_t* model, float* g, double* loss, const Sample* pool, const float* table,
                              const Target* target, const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step,
-                             const float* shift, const uint64_t* key, const float* eta, const float* mu, int m, int threads) {
-  const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu};
-  return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad) { train_one(r, c, s, w, grad); });
+                             const float* shift, const uint64_t* key, const float* eta, const float* mu, const float* beta, int m,
+                             int threads) {
+  const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, beta};
+  return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad, float* u) { train_one(r, c, s, w, grad, u); });
 }
 
 // Outputs [n, OUTPUTS] of n samples in evaluation mode.
 extern "C" int mimicfl_outputs(const float* w, const Sample* pool, const float* table, int64_t n, float* out, int threads) {
   const int jobs = (int)((n + 255) / 256);
-  return on_threads(threads, jobs, [&](int job, Net::Work& s, float*, float*) {
+  return on_threads(threads, jobs, [&](int job, Net::Work& s, float*, float*, float*) {
     Net::prepare(s, w);
     int64_t rows[LANES];
     for (int64_t at = 256 * (int64_t)job; at < n && at < 256 * ((int64_t)job + 1); at += LANES) {
