@@ -177,7 +177,12 @@ SETTINGS = {f.name: f for f in dataclasses.fields(Experiment)}
 
 def defaults() -> dict[str, Any]:
     """Every setting at its default, as TOML holds it (None is absent)."""
-    return {key: value for key, value in Experiment().to_dict().items() if value is not None}
+    return {key: value for key, value in dataclasses.asdict(Experiment()).items() if value is not None}
+
+
+def with_later(config: dict[str, Any]) -> dict[str, Any]:
+    """A run's settings as kept, and those that came later at their default where it has none of them."""
+    return {key: SETTINGS[key].default for key in CAME_LATER} | config
 
 
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import algorithms, availability
-from .config import Experiment, from_dict
+from .config import Experiment, from_dict, with_later
 from .data import partition
 from .data.dataset import Data
 from .data.datasets import DATASETS, load
@@ -155,7 +155,8 @@ def frame(*paths: str | Path) -> "pandas.DataFrame":
 
     folders = find_runs(list(paths))
     settings = [
-        {key: str(value) if isinstance(value, (list, dict)) else value for key, value in folder.config.items()} for folder in folders
+        {key: str(value) if isinstance(value, (list, dict)) else value for key, value in with_later(folder.config).items()}
+        for folder in folders
     ]
     told = [key for key in dict.fromkeys(key for own in settings for key in own) if len({own.get(key) for own in settings}) > 1]
     told = list(dict.fromkeys(["algorithm", "availability", "seed", *told]))
@@ -179,8 +180,10 @@ def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
     """The experiment a folder goes on with, once all it names is known; `plugins` stand in for those it was begun with."""
     e = settings_of(folder)
     remedy = f"mimicfl resume {folder.path} --plugin FILE"
+    # Beside the given ones those of its own that are still there: a folder of runs may have several.
+    used = [*plugins, *(own for own in e.plugins if own not in plugins and (not plugins or not own.endswith(".py") or Path(own).exists()))]
     try:
-        load_plugins(plugins or e.plugins)
+        load_plugins(used)
     except UsageError as error:
         raise UsageError(str(error) if plugins else f"{error}; if it is elsewhere now: {remedy}") from None
     registries: tuple[Registry[Any], ...] = (algorithms.ALGORITHMS, availability.PATTERNS, models.MODELS, DATASETS)
@@ -188,7 +191,7 @@ def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
         name = parse(getattr(e.resolved(), registry.kind))[0]
         if name not in registry.factories:  # it was known when the run began, so it is no slip of the finger
             raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: give the file that registers it, {remedy}")
-    return dataclasses.replace(e, plugins=list(plugins)) if plugins else e
+    return dataclasses.replace(e, plugins=used)
 
 
 def folder_name(algorithm: str, seed: int) -> str:

@@ -63,8 +63,10 @@ def run(
         if name in ("fedavg", "fedprox"):
             w = w - eta(t) * sum(p[i] * g[i] for i in active)
         elif name == "fedavgm":
-            m = beta * m + sum(p[i] * g[i] for i in active)
-            w = w - eta(t) * ((1 - beta) if damped else 1) * m
+            m = beta * m + eta(t) * sum(
+                p[i] * g[i] for i in active
+            )  # eta g is the change of the model, of which the paper's momentum is made
+            w = w - ((1 - beta) if damped else 1) * m
         elif name == "scaffold":
             change = {i: (c[i] - c_server + per_step[i]) - c[i] for i in active}
             w = w - eta(t) * sum(p[i] * g[i] for i in active)

@@ -63,5 +63,18 @@ def test_a_run_with_an_own_algorithm_goes_on_with_the_file_that_registers_it(cap
     assert all(torch.equal(read(RunFolder(final.parent)).params, expected) for final in finals)
 
 
+def test_a_file_that_moved_is_named_beside_those_that_did_not(capsys):
+    """Runs of one folder may have files of their own."""
+    for name in ("lazy", "slow"):
+        Path(f"{name}.py").write_text(PLUGIN.replace('"lazy"', f'"{name}"'))
+        assert call("run", "--plugin", f"{name}.py", "--algorithm", name, "--rounds", 2, "--out", f"c/{name}") == 0
+        Path(f"c/{name}/final.safetensors").unlink()
+    Path("lazy.py").rename("moved.py")
+    for name in ("lazy", "slow"):
+        del ALGORITHMS.factories[name], sys.modules[f"mimicfl_plugin_{name}"]
+    assert call("resume", "c", "--plugin", "moved.py") == 0
+    assert all(Path(f"c/{name}/final.safetensors").exists() for name in ("lazy", "slow"))
+
+
 def lazy_home():
     return Path(sys.modules["mimicfl_plugin_lazy"].__file__).parent

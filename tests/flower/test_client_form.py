@@ -122,6 +122,19 @@ def test_a_client_that_lost_its_disk_makes_everybody_start_again_from_zero(tmp_p
     torch.testing.assert_close(sum(corrections), torch.zeros_like(v), atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("make_it", "words"),
+    [
+        (lambda: mff.FedVARP(form=mff.ClientForm(num_clients=N), num_clients=N), "form 'client' is MimiC's"),
+        (lambda: mff.MimiC("step", form=mff.ClientForm(num_clients=N)), "with memory in gradient units"),
+        (lambda: mff.MimiC(form=mff.ClientForm(num_clients=N), update="mean"), "update is 'sum' in the form and 'mean' in the strategy"),
+    ],
+)
+def test_a_form_of_another_algorithm_is_refused(make_it, words):
+    with pytest.raises(UsageError, match=words):
+        make_it()
+
+
 def test_a_client_form_needs_a_client_that_keeps_it(tmp_path):
     strategy, _ = start(mff.ClientForm(num_clients=N), 1, app())
     assert all("state-dir" in why for why in strategy.rows[0]["failed"].values())

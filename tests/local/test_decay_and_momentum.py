@@ -51,15 +51,21 @@ def test_momentum_in_company_is_momentum_alone(tmp_path):
     torch.testing.assert_close(alone, beside, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("steps", [1, 2, 7])
-def test_steps_are_worth_the_gradients_in_them(steps):
+@pytest.mark.parametrize("beta", [0.1, 0.8, 0.99, 1 - 1e-10])
+def test_steps_are_worth_the_gradients_in_them(beta):
     """Ones as gradients: the sum of the steps is what they are worth, by the recursion itself."""
-    local, u, total = mf.LocalSGD(steps=steps, momentum=0.8), 0.0, 0.0
-    for _ in range(steps):
-        u = 0.8 * u + 1.0
-        total += u
-    assert float(local.worth(torch.tensor(steps))) == pytest.approx(total, rel=1e-12)
-    assert int(mf.LocalSGD(steps=steps).worth(torch.tensor(steps))) == steps
+    u, sums = 0.0, [0.0]
+    for _ in range(7):
+        u = beta * u + 1.0
+        sums.append(sums[-1] + u)
+    found = mf.LocalSGD(momentum=beta).worth(torch.tensor([7, 1, 2]))
+    assert found.tolist() == pytest.approx([sums[7], sums[1], sums[2]], rel=1e-12)
+    assert mf.LocalSGD().worth(torch.tensor([7, 1])).tolist() == [7, 1]
+
+
+def test_one_step_is_worth_one_gradient_whatever_the_momentum():
+    """Less, by rounding, and Flower would refuse the client's answer."""
+    assert all(float(mf.LocalSGD(momentum=k / 1000).worth(torch.tensor(1))) == 1.0 for k in range(1000))
 
 
 def test_scaffolds_controls_stay_mean_gradients(quadratic):

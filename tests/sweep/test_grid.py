@@ -74,3 +74,16 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert "going on with 2 runs" in capsys.readouterr().out
     assert main(["sweep", "nothing.toml"]) == 2
     assert main(["sweep", "grid.toml", "--engine", "warp"]) == 2
+
+
+def test_a_setting_that_came_later_is_told_where_it_is_not_used_too(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    file = write(tmp_path, 'rounds = 2\nnum-clients = 6\n[grid]\nalgorithm = ["fedavg", "mimic"]\nmomentum = [0.0, 0.5]\nseed = 1\n')
+    assert main(["sweep", str(file), "--out", "found"]) == 0
+    assert main(["report", "found"]) == 0
+    shown = capsys.readouterr().out
+    assert "momentum 0.0" in shown
+    assert "None" not in shown
+    assert set(mf.frame("found")["momentum"]) == {0.0, 0.5}
+    assert main(["run", "--rounds", "2", "--num-clients", "6", "--momentum", "0.5", "--out", "found/momentum=0.0/mimic-s0"]) == 2
+    assert "momentum is 0.0 there and 0.5 here" in capsys.readouterr().err

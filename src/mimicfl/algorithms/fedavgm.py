@@ -12,15 +12,15 @@ from .base import State, Step, Task, register
 
 @dataclass
 class MomentumState(State):
-    m: Tensor  # [d] the momentum
+    m: Tensor  # [d] the momentum, in steps: a round counts with the rate it had
 
 
 @register("fedavgm")
 @dataclass(frozen=True)
 class FedAvgM:
-    """m_t = momentum m_{t-1} + v_t with v_t the mean of the received updates, then w_{t+1} = w_t - eta_t (1 - momentum) m_t.
+    """m_t = momentum m_{t-1} + eta_t v_t with v_t the mean of the received updates, then w_{t+1} = w_t - (1 - momentum) m_t.
 
-    The factor 1 - momentum makes steps as long as FedAvg's, so that the same rate suits both; `damped=false` leaves it out, as the
+    The factor 1 - momentum makes it go as far in all as FedAvg, so that the same rate suits both; `damped=false` leaves it out, as the
     paper does.
     """
 
@@ -39,7 +39,6 @@ class FedAvgM:
         return Task()
 
     def aggregate(self, state: MomentumState, active: Tensor, g: Tensor, step: Step) -> MomentumState:
-        state.m = self.momentum * state.m + step.mean(g)
-        eta = step.eta * (1 - self.momentum) if self.damped else step.eta
-        state.w = state.w - eta * state.m
+        state.m = self.momentum * state.m + step.eta * step.mean(g)
+        state.w = state.w - ((1 - self.momentum) * state.m if self.damped else state.m)
         return state

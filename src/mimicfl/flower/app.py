@@ -64,8 +64,6 @@ def make_strategy(beside: list[str], options: dict[str, Any]) -> Federated:
     algorithm = algorithms.make(options.pop("algorithm", "mimic"))
     if form == "server":
         return Federated(algorithm, buffers=beside, **options)
-    if not isinstance(algorithm, algorithms.MimiC) or algorithm.memory != "gradient":
-        raise UsageError(f"form {form!r} is MimiC's, with memory in gradient units: use algorithm mimic, or form 'server'")
     common = {key: options[key] for key in ("update", "num_clients") if key in options}
     if form == "client":
         held: ClientForm = ClientForm(**common, weighting=options.get("weighting", "uniform"))

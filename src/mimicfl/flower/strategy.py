@@ -109,6 +109,11 @@ class Federated(FlowerFedAvg):
         if self.pattern is not None and self.num_clients is None:
             raise UsageError("an availability pattern needs num_clients=N: it says who of N is there")
         self.form = form or ServerForm(self.algorithm, update=update, weighting=weighting, num_clients=self.num_clients, sizes=sizes)
+        mimic = isinstance(self.algorithm, algorithms.MimiC) and self.algorithm.memory == "gradient"
+        if self.form.name != ServerForm.name and not mimic:
+            raise UsageError(f"form {self.form.name!r} is MimiC's, with memory in gradient units: use algorithm mimic, or form 'server'")
+        if self.form.update != update:
+            raise UsageError(f"update is {self.form.update!r} in the form and {update!r} in the strategy: give both the same")
         self.words = {
             "source": "flower",
             "algorithm": describe(algorithms.ALGORITHMS, self.algorithm),

@@ -57,8 +57,12 @@ class LocalSGD:
 
         A gradient then counts in its own step and, ever less, in all later ones; divided by this the sum is a mean of gradients again.
         """
-        beta = self.momentum
-        return (K.double() - beta * (1 - beta ** K.double()) / (1 - beta)) / (1 - beta) if beta else K
+        if not self.momentum:
+            return K
+        fading = self.momentum ** torch.arange(int(K.max()), dtype=torch.float64, device=K.device)
+        return fading.cumsum(0).cumsum(0)[
+            K - 1
+        ]  # a step holds 1 + beta + beta^2 + ... of a gradient; added up, not in closed form: K = 1 is 1
 
     def batch_sizes(self, samples: int) -> list[int]:
         """The sizes of all K batches of one round for a client with so many samples."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..config import BESIDE_THE_POINT
+from ..config import BESIDE_THE_POINT, with_later
 from ..metrics.history import History, Row
 from .gap import TIE, Gap, mean_std
 from .styles import SOLID, Dash, styles
@@ -96,12 +96,11 @@ def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
 
 def group(histories: Sequence[History]) -> list[Group]:
     """Runs by algorithm and by whatever other setting differs among them, in the order they were given."""
-    configs = [history.config for history in histories]
+    configs = [with_later(history.config) for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
     collected: dict[tuple[str, str], list[History]] = {}
-    for history in histories:
-        config = history.config
+    for history, config in zip(histories, configs, strict=True):
         setting = ", ".join(f"{key} {config.get(key)}" for key in varied)
         collected.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
     labels = [", ".join(filter(None, (title(spec), setting))) for spec, setting in collected]
@@ -196,9 +195,11 @@ def _verdict(groups: Sequence[Group]) -> str:
     shared = lead(winner, second, metric)
     if shared.seeds < 2:
         return f"{text} ({'one seed' if shared.seeds else 'no seed in common'}: how much of that is chance is not known)."
-    if shared.outcome == TIE:
-        return f"{text}, which is within one standard error of the differences seed by seed: call it a tie."
     close = [g.label for g in others if lead(winner, g, metric).outcome == TIE]
+    if shared.outcome == TIE:
+        more = [label for label in close if label != second.label]
+        also = f", and {' and '.join(more)} {'are' if len(more) > 1 else 'is'} no further behind than that" if more else ""
+        return f"{text}, which is within one standard error of the differences seed by seed{also}: call it a tie."
     tie = f"; the difference to {' and '.join(close)} is within one standard error: call that a tie" if close else ""
     return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds{tie}."
 
