@@ -51,9 +51,9 @@ def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.
 
 def fading(what: str, value: Any) -> float:
     """A factor by which the past fades: from 0 to less than 1."""
-    if number(what, value, low=0, high=1) == 1:
-        raise UsageError(f"{what} must be less than 1, or nothing would ever be forgotten")
-    return float(value)
+    if not 0 <= (found := number(what, value)) < 1:
+        raise UsageError(f"{what} must be at least 0 and less than 1, got {value!r}")
+    return found
 
 
 def whole(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:

@@ -106,6 +106,8 @@ class Registry(Generic[T]):
         for key, value in (named | options).items():
             if parameters[key].annotation in (int, float, "int", "float") and (isinstance(value, (str, bool, list, dict)) or value is None):
                 raise UsageError(f"{self.kind} {name!r} takes a number for {key!r}, got {value!r}")
+            if parameters[key].annotation in (bool, "bool") and not isinstance(value, bool):
+                raise UsageError(f"{self.kind} {name!r} takes true or false for {key!r}, got {value!r}")
         return factory(**named, **options, **given)
 
 

@@ -200,6 +200,7 @@ def test_mifa_waits_until_everybody_was_there():
         (lambda: mf.MimiC("eta"), "memory"),
         (lambda: mf.FedAvgM(1.0), "less than 1"),
         (lambda: mf.FedAvgM(-0.1), "momentum"),
+        (lambda: mf.FedAvgM(0.5, "no"), "damped is true or false"),
     ],
 )
 def test_bad_options_are_refused_in_words(make_it, words):

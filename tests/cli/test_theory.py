@@ -173,6 +173,9 @@ def test_weighted_runs_are_drawn_without_bounds(capsys):
     assert "no bound: the paper's results are for clients that count equally" in capsys.readouterr().out
     assert call("theory", "check", "w") == 2
     assert "clients that count equally: this run was weighted by samples" in capsys.readouterr().err
+    assert call(*f"run {weighted} --availability always --momentum 0.5 --weight-decay 0.1 --out m".split()) == 0
+    assert call("theory", "check", "m") == 2
+    assert "for plain SGD: this run had weight_decay and momentum" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,8 @@ def test_a_folder_of_objects_belongs_to_its_terms(digits, tmp_path, name):
     [
         (lambda _: mf.LocalSGD(weight_decay=-0.1), "weight_decay must be at least 0"),
         (lambda _: mf.Experiment(weight_decay=float("nan")), "weight_decay must be a number"),
-        (lambda _: mf.LocalSGD(momentum=1), "momentum must be less than 1"),
-        (lambda _: mf.Experiment(momentum=-0.1), "momentum must be at least 0"),
+        (lambda _: mf.LocalSGD(momentum=1), "less than 1"),
+        (lambda _: mf.Experiment(momentum=-0.1), "momentum must be at least 0 and less than 1"),
         (
             lambda digits: mf.simulate(**digits, rounds=1, local=mf.LocalSGD(weight_decay=0.1), diagnose="every=1"),
             "diagnose is for plain SGD",

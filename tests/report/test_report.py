@@ -162,6 +162,11 @@ def test_the_verdict_names_all_who_are_level():
         "FedAvg, FedProx and MIFA end level at 90.0 %: nobody ends better."
     )
     noisy = summary.verdict(summary.group(ends({"fedavg": [0.8, 0.8], "mimic": [0.7, 0.7], "mifa": [0.9, 0.3]})))
+    three = summary.verdict(
+        summary.group(ends({"fedavg": [0.80, 0.60], "mimic": [0.79, 0.65], "mifa": [0.76, 0.66], "scaffold": [0.1, 0.1]}))
+    )
+    assert "points above MIFA, which is within" in three
+    assert three.endswith("seed by seed, as is that to FedAvg: call it a tie.")
     assert noisy.endswith("ahead in 2 of 2 seeds; the difference to MIFA is within one standard error: call that a tie.")
 
 
@@ -187,8 +192,10 @@ def test_all_settings_at_a_glance():
 
 
 @pytest.mark.parametrize("width", [40, 60, 200])
-def test_a_narrow_terminal_cuts_no_number(width):
-    found = overview(two_settings())
+@pytest.mark.parametrize("long", [False, True])
+def test_a_narrow_terminal_cuts_no_number(width, long):
+    own = ends({"fedavgm:momentum=0.123456789,damped=false": [0.1, 0.2]}, lr=0.1) if long else []
+    found = overview(summary.group([run for g in two_settings() for run in g.runs] + own))
     console = Console(width=width, record=True, file=io.StringIO())
     for view in overview_tables(found, width):
         console.print(view)

@@ -44,6 +44,7 @@ def test_every_combination_has_a_name_of_its_own(tmp_path):
         ("[grid]\nalgorithms = ['mimic']", "did you mean 'algorithm'?"),
         ("seed = 1\n[grid]\nseed = 3", "stands both above and in the grid"),
         ("[grid]\nlr = [0.1, 0.1]", "a value stands twice"),
+        ("[grid]\nmomentum = [0, 0.0]", "would be the same run: a value stands twice"),
         ("[grid]\nseed = 100\nlr = [0.1, 0.2]\nrounds = [" + "1," * 999 + "2]", "the number of runs"),
         ("[grid]\nrounds = ['many']", "rounds must be a whole number"),
         ("[grid", "not valid TOML"),

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ..errors import fading
+from ..errors import UsageError, fading
 from .base import State, Step, Task, register
 
 
@@ -31,6 +31,8 @@ class FedAvgM:
 
     def __post_init__(self) -> None:
         fading("momentum", self.momentum)
+        if not isinstance(self.damped, bool):
+            raise UsageError(f"damped is true or false, got {self.damped!r}")
 
     def init(self, w: Tensor, num_clients: int) -> MomentumState:
         return MomentumState(w, torch.zeros_like(w))

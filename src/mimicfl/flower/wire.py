@@ -177,7 +177,7 @@ def _metrics(content: RecordDict, needs_steps: bool) -> tuple[float, float, floa
     if needs_steps and "steps" not in told:
         raise Refused("it does not tell its number of local steps, which is needed here: use mimicfl.flower.client_app")
     steps, samples, loss = told.get("steps", 1), told.get("num-examples", 1), told.get("train-loss", told.get("train_loss"))
-    if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not math.isfinite(steps) or steps < 1:
+    if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not 1 <= steps < math.inf:
         raise Refused(f"it claims {steps!r} local steps")
     if not isinstance(samples, (int, float)) or not math.isfinite(samples) or samples <= 0:
         raise Refused(f"it claims {samples!r} samples")

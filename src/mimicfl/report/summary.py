@@ -198,7 +198,7 @@ def _verdict(groups: Sequence[Group]) -> str:
     close = [g.label for g in others if lead(winner, g, metric).outcome == TIE]
     if shared.outcome == TIE:
         more = [label for label in close if label != second.label]
-        also = f", and {' and '.join(more)} {'are' if len(more) > 1 else 'is'} no further behind than that" if more else ""
+        also = f", as is that to {' and to '.join(more)}" if more else ""
         return f"{text}, which is within one standard error of the differences seed by seed{also}: call it a tie."
     tie = f"; the difference to {' and '.join(close)} is within one standard error: call that a tie" if close else ""
     return f"{text}, ahead in {shared.ahead} of {shared.seeds} seeds{tie}."

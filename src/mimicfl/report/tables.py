@@ -116,19 +116,21 @@ def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], se
 
 
 def overview_tables(found: Overview, width: int) -> list[Table]:
-    """The overview for a terminal so wide, in as many pieces as it takes."""
-    room = width - max(map(len, ["algorithm", *found.algorithms]))
+    """The overview for a terminal so wide, in as many pieces as it takes; a name that would leave no room for numbers is folded."""
+    most = width - BETWEEN - max(column.widest for column in found.columns)
+    names = min(max(map(len, ["algorithm", *found.algorithms])), max(most, len("algorithm")))
+    room = width - names
     pieces: list[list[Column]] = []
     for column in found.columns:
         if not pieces or sum(BETWEEN + c.widest for c in (*pieces[-1], column)) > room:
             pieces.append([])
         pieces[-1].append(column)
-    return [_piece(found.algorithms, columns) for columns in pieces]
+    return [_piece(found.algorithms, columns, names) for columns in pieces]
 
 
-def _piece(algorithms: Sequence[str], columns: Sequence[Column]) -> Table:
+def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int) -> Table:
     view = Table(box=None, header_style="bold", pad_edge=False)
-    view.add_column("algorithm", no_wrap=True)
+    view.add_column("algorithm", overflow="fold", min_width=names, max_width=names)
     for column in columns:  # a long setting is folded, its numbers are not
         most = max(column.widest, WIDEST_SETTING)
         view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", min_width=column.widest, max_width=most)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..config import CAME_LATER
 from ..errors import UsageError, number, whole
 from ..metrics.history import History
 from ..registry import parse
@@ -74,6 +75,8 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     """Which conditions of Theorems 1 and 2 hold in which rounds, for any schedule of rates."""
     if not _uniform(history):
         raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
+    if terms := [key for key in CAME_LATER if history.config.get(key)]:
+        raise UsageError(f"the paper's results are for plain SGD: this run had {' and '.join(terms)}")
     rounds = rates(history, K)
     local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
     phi = varphi(L, K, float(local.max()))

@@ -1,6 +1,7 @@
 """A sweep from a TOML file: settings for all runs, and a `[grid]` of settings to combine."""
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ def read_sweep(file: str | Path) -> Plan:
             raise UsageError(f"{file}: {key!r} stands both above and in the grid")
     whole(f"the number of runs in {file}", len(list(itertools.product(*values.values()))), high=MOST_RUNS)
     plan: Plan = {}
+    seen: dict[str, str] = {}
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         experiment = from_dict(settings | chosen, str(file))
@@ -38,6 +40,9 @@ def read_sweep(file: str | Path) -> Plan:
         if name in plan:
             raise UsageError(f"{file}: two runs would have the folder {name}: a value stands twice in the grid")
         plan[name] = experiment
+        same = seen.setdefault(json.dumps(experiment.to_dict()), name)  # 0 and 0.0 make two names of one run
+        if same != name:
+            raise UsageError(f"{file}: {same} and {name} would be the same run: a value stands twice in the grid")
     return plan
 
 
