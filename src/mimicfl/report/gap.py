@@ -40,7 +40,8 @@ class Gap:
         """YES where it is above zero beyond its error, NO where below."""
         if self.seeds < 2:
             return FEW if self.seeds else OPEN
-        return TIE if abs(self.points) <= self.error else YES if self.points > 0 else NO
+        # Of two seeds, one level and one ahead, the mean is the error itself: rounding must not make a lead of it.
+        return TIE if abs(self.points) <= self.error * (1 + 1e-9) else YES if self.points > 0 else NO
 
     def __str__(self) -> str:
         return signed(self.points) + (f" ± {self.error:.1f}" if math.isfinite(self.error) else "")

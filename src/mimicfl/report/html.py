@@ -102,7 +102,9 @@ def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
         values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c))
         more = [f"and {len(values) - SHOWN_VALUES} more"] * (len(values) > SHOWN_VALUES)
         chips += [f"{CHIPS.get(key, key)} {value}" for value in values[:SHOWN_VALUES] + more]
-    chips += dict.fromkeys(f"{key.replace('_', ' ')} {c[key]:g}" for key in CAME_LATER for c in configs if c.get(key))
+    for key in CAME_LATER:
+        if any(c.get(key) for c in configs):
+            chips += dict.fromkeys(f"{key.replace('_', ' ')} {c.get(key, 0):g}" for c in configs)
     return chips
 
 

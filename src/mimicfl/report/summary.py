@@ -116,6 +116,10 @@ def title(spec: str) -> str:
     return TITLES.get(name, name) + (f" ({options})" if options else "")
 
 
+def algorithm_title(g: Group) -> str:
+    return title(str(g.runs[0].config.get("algorithm", "run")))
+
+
 def main_metric(groups: Sequence[Group]) -> str:
     """Accuracy where there are classes, else the distance to a known optimum, else the test loss."""
     for metric in ("test_accuracy", "distance"):
@@ -170,7 +174,10 @@ def by_setting(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 def verdict(groups: Sequence[Group]) -> str:
     """Who ends best and by how much, computed from the runs; where algorithms were compared in several settings, in each of them."""
-    return "\n".join(_verdict(own) for own in by_setting(groups).values())
+    found = []
+    for setting, own in by_setting(groups).items():  # which is said once, before the algorithms
+        found.append(f"{setting}: {_verdict([replace(g, label=algorithm_title(g)) for g in own])}" if setting else _verdict(own))
+    return "\n".join(found)
 
 
 def _verdict(groups: Sequence[Group]) -> str:

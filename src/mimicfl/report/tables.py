@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from .gap import mean_std
-from .summary import BEST, LEVEL, Group, by_setting, higher_is_better, main_metric, marks, show, title
+from .summary import BEST, LEVEL, Group, algorithm_title, by_setting, higher_is_better, main_metric, marks, show
 
 HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
 BETWEEN, WIDEST_SETTING = 2, 24  # characters, in a terminal
@@ -96,13 +96,9 @@ def overview(groups: Sequence[Group]) -> Overview | None:
     settings = by_setting(groups)
     if len(settings) < 2:
         return None
-    algorithms = list(dict.fromkeys(map(_algorithm, groups)))
+    algorithms = list(dict.fromkeys(map(algorithm_title, groups)))
     seeds = max(len(g.runs) for g in groups)
     return Overview(algorithms, [_column(setting, own, algorithms, seeds) for setting, own in settings.items()])
-
-
-def _algorithm(g: Group) -> str:
-    return title(str(g.runs[0].config.get("algorithm", "run")))
 
 
 def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], seeds: int) -> Column:
@@ -111,7 +107,7 @@ def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], se
     for g, mark in zip(groups, marks(groups, metric), strict=True):
         ends = g.finals(metric)
         few = f" ({len(ends)} of {seeds} seeds)" if 0 < len(ends) < seeds else ""
-        found[_algorithm(g)] = Entry(show(metric, *mean_std(ends)) + few, mark)
+        found[algorithm_title(g)] = Entry(show(metric, *mean_std(ends)) + few, mark)
     return Column(setting, HEADS[metric], [found.get(name, Entry()) for name in algorithms])
 
 
