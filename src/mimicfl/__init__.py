@@ -2,7 +2,7 @@
 
 from . import availability
 from ._version import __version__ as __version__
-from .algorithms import MIFA, SCAFFOLD, FedAvg, FedAvgM, FedProx, FedVARP, MimiC, State, Step, Task, memory, register
+from .algorithms import MIFA, SCAFFOLD, FedAU, FedAvg, FedAvgM, FedProx, FedVARP, MimiC, State, Step, Task, memory, register
 from .config import Experiment
 from .data import datasets, partition
 from .data.dataset import Data
@@ -20,6 +20,7 @@ __all__ = [
     "Data",
     "Diverged",
     "Experiment",
+    "FedAU",
     "FedAvg",
     "FedAvgM",
     "FedProx",

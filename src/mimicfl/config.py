@@ -51,7 +51,7 @@ class Experiment:
     model: str = setting("auto", "mlp, mlp:200,100, lenet, vgg11, logistic, linear", "SPEC")
     loss: str = setting("auto", "cross-entropy, binary, mse (half the mean squared error)", "NAME")
     algorithm: str = setting(
-        "mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic, fedvarp, fedavgm:momentum=0.9", "SPEC"
+        "mimic", "fedavg, fedprox:mu=0.01, scaffold, mifa:never_seen=zero, mimic, fedvarp, fedau:cutoff=50, fedavgm:momentum=0.9", "SPEC"
     )
     availability: str = setting(
         "time-varying:0.1",

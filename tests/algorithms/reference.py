@@ -38,6 +38,7 @@ def run(
     memory="gradient",
     beta=0.9,
     damped=True,
+    cutoff=50,
 ):
     """`problem[i]` = (X_i, y_i, batches_of_round); rates are functions of t; `weights[i]` the share of client i."""
     n, d = len(problem), problem[0][0].shape[1]
@@ -46,9 +47,16 @@ def run(
     c = {i: np.zeros(d) for i in range(n)}  # MimiC's corrections, SCAFFOLD's controls
     last = {}  # MIFA's and FedVARP's memory
     m = np.zeros(d)  # FedAvgM's momentum at the server
+    gaps, away = {i: [] for i in range(n)}, dict.fromkeys(range(n), 0)  # FedAU's: the gaps so far, the rounds since the last one ended
     c_server = np.zeros(d)
     for t, row in enumerate(schedule):
         active = [i for i in range(n) if row[i]]
+        omega = {i: np.mean(gaps[i]) if gaps[i] else 1.0 for i in range(n)}
+        for i in range(n):
+            away[i] += 1
+            if row[i] or away[i] == cutoff:
+                gaps[i].append(away[i])
+                away[i] = 0
         if not active:
             continue
         g, per_step = {}, {}
@@ -62,6 +70,8 @@ def run(
         unit = eta(t) if memory == "step" else 1.0
         if name in ("fedavg", "fedprox"):
             w = w - eta(t) * sum(p[i] * g[i] for i in active)
+        elif name == "fedau":
+            w = w - eta(t) * sum(share[i] * omega[i] * g[i] for i in active)
         elif name == "fedavgm":
             m = beta * m + eta(t) * sum(
                 p[i] * g[i] for i in active

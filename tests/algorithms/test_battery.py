@@ -14,13 +14,13 @@ from mimicfl.rows import Rows
 from ..conftest import random_schedule
 
 NAMES = ["fedavg", "fedprox", "scaffold", "mifa", "mifa:never_seen=exclude", "mifa:never_seen=wait", "mimic", "mimic:memory=step"]
-NAMES += ["fedvarp", "fedavgm"]
+NAMES += ["fedvarp", "fedavgm", "fedau", "fedau:cutoff=2"]
 N, D = 5, 4
 
 
-def step(m, eta=0.1, update="sum", n=N):
+def step(m, eta=0.1, update="sum", n=N, t=0):
     dtype = torch.float64
-    return Step(0, eta, eta, torch.full((m,), 3), torch.full((m,), 1 / m, dtype=dtype), torch.full((m,), 1 / n, dtype=dtype), update)
+    return Step(t, eta, eta, torch.full((m,), 3), torch.full((m,), 1 / m, dtype=dtype), torch.full((m,), 1 / n, dtype=dtype), update)
 
 
 def rounds(algorithm, schedule, n=N, seed=0):
@@ -32,7 +32,7 @@ def rounds(algorithm, schedule, n=N, seed=0):
         active = torch.from_numpy(np.flatnonzero(row))
         if len(active):
             algorithm.task(state, active)
-            state = algorithm.aggregate(state, active, updates[t, active], step(len(active), n=n))
+            state = algorithm.aggregate(state, active, updates[t, active], step(len(active), n=n, t=t))
     return state
 
 
@@ -43,7 +43,7 @@ class TestEvery:
         state = rounds(algorithm, np.ones((2, N), bool))
         before = {f.name: copy.deepcopy(getattr(state, f.name)) for f in dataclasses.fields(state)}
         active = torch.tensor([1, 3])
-        state = algorithm.aggregate(state, active, torch.randn(2, D, dtype=torch.float64), step(2))
+        state = algorithm.aggregate(state, active, torch.randn(2, D, dtype=torch.float64), step(2, t=2))
         absent = [0, 2, 4]
         for field, old in before.items():
             if len(old.shape) and old.shape[0] == N:
@@ -61,7 +61,7 @@ class TestEvery:
         for t, row in enumerate(schedule[:, order]):
             active = torch.from_numpy(np.flatnonzero(row))
             if len(active):
-                state = algorithm.aggregate(state, active, updates[t, active], step(len(active)))
+                state = algorithm.aggregate(state, active, updates[t, active], step(len(active), t=t))
         torch.testing.assert_close(state.w, plain.w, rtol=1e-12, atol=1e-13)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -83,7 +83,7 @@ class TestEvery:
 
 
 def test_registry_names_them_all():
-    assert set(ALGORITHMS) >= {"fedavg", "fedavgm", "fedprox", "fedvarp", "scaffold", "mifa", "mimic"}
+    assert set(ALGORITHMS) >= {"fedau", "fedavg", "fedavgm", "fedprox", "fedvarp", "scaffold", "mifa", "mimic"}
 
 
 def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(digits):
@@ -134,7 +134,7 @@ def test_scaffold_controls_are_the_mean_plain_gradients(quadratic):
         torch.testing.assert_close(done.c_i[active], plain)
 
 
-@pytest.mark.parametrize("name", ["mimic", "mifa", "fedvarp", "fedavgm:momentum=0"])
+@pytest.mark.parametrize("name", ["mimic", "mifa", "fedvarp", "fedau", "fedavgm:momentum=0"])
 def test_they_are_fedavg_when_nobody_drops_out(quadratic, name):
     runs = [mf.simulate(**quadratic, algorithm=a, rounds=8, local=mf.LocalSGD(steps=3, lr=0.02)).params for a in (name, "fedavg")]
     torch.testing.assert_close(*runs, rtol=1e-11, atol=1e-12)
@@ -198,6 +198,8 @@ def test_mifa_waits_until_everybody_was_there():
         (lambda: mf.FedProx(mu=-1), "mu"),
         (lambda: mf.MIFA("nobody"), "zero"),
         (lambda: mf.MimiC("eta"), "memory"),
+        (lambda: mf.FedAU(0), "cutoff must be a whole number of at least 1"),
+        (lambda: mf.FedAU(2.5), "cutoff"),
         (lambda: mf.FedAvgM(1.0), "less than 1"),
         (lambda: mf.FedAvgM(-0.1), "momentum"),
         (lambda: mf.FedAvgM(0.5, "no"), "damped is true or false"),

@@ -41,6 +41,20 @@ def test_following_whoever_is_there_does_not(quadratic, algorithm):
     assert distance(quadratic, algorithm) > 0.1
 
 
+def test_weights_by_the_gaps_find_the_optimum_under_a_falling_rate(quadratic):
+    """FedAU swings with who is there, but around the right point: with a falling rate it ends there, FedAvg elsewhere."""
+    clients = len(quadratic["split"])
+    there = np.random.default_rng(4).random((ROUNDS, clients)) < np.linspace(0.1, 0.9, clients)
+    local = mf.LocalSGD(steps=1, batch_size=None, lr=lambda t: 0.05 / (1 + 0.01 * t))
+    ends = {
+        name: mf.simulate(
+            **quadratic, algorithm=name, availability=mf.availability.Explicit(there), rounds=ROUNDS, local=local, eval_every=ROUNDS
+        ).rows[-1]["distance"]
+        for name in ("fedau", "fedavg")
+    }
+    assert ends["fedau"] < 0.1 < 5 * ends["fedau"] < ends["fedavg"], ends
+
+
 class MemoryBeforeUse(mf.MimiC):
     """Wrong: c_i is updated before it corrects anything."""
 

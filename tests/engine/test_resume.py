@@ -16,7 +16,7 @@ import mimicfl as mf
 from mimicfl.metrics.store import RunFolder
 from mimicfl.runner import resume
 
-ALGORITHMS = ["fedavg", "fedprox", "scaffold", "mifa:never_seen=exclude", "mimic", "fedvarp", "fedavgm"]
+ALGORITHMS = ["fedavg", "fedprox", "scaffold", "mifa:never_seen=exclude", "mimic", "fedvarp", "fedavgm", "fedau:cutoff=3"]
 
 
 class Stop(Exception):

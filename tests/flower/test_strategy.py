@@ -20,6 +20,7 @@ ALL = {
     "mimic": mff.MimiC,
     "fedvarp": mff.FedVARP,
     "fedavgm": mff.FedAvgM,
+    "fedau": mff.FedAU,
 }
 
 

@@ -10,7 +10,7 @@ from torch import nn
 import mimicfl as mf
 from mimicfl.metrics.diagnostics import Diagnose, plan
 
-ALGORITHMS = ["fedavg", "fedprox:mu=0.1", "scaffold", "mifa", "mimic", "fedvarp", "fedavgm"]
+ALGORITHMS = ["fedavg", "fedprox:mu=0.1", "scaffold", "mifa", "mimic", "fedvarp", "fedavgm", "fedau"]
 ROUNDS = 9
 
 

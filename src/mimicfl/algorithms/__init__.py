@@ -1,6 +1,7 @@
 """The algorithms, by name. A new one is a class with `init`, `task` and `aggregate`, and one line: `register("mine", Mine)`."""
 
 from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register, spell
+from .fedau import FedAU
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
 from .fedprox import FedProx
@@ -14,6 +15,7 @@ __all__ = [
     "MIFA",
     "SCAFFOLD",
     "Algorithm",
+    "FedAU",
     "FedAvg",
     "FedAvgM",
     "FedProx",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .ledger import ClientForm
     from .secure import SecureForm
     from .server import ServerForm
-    from .strategy import MIFA, SCAFFOLD, FedAvg, FedAvgM, Federated, FedProx, FedVARP, MimiC
+    from .strategy import MIFA, SCAFFOLD, FedAU, FedAvg, FedAvgM, Federated, FedProx, FedVARP, MimiC
 
 _ROOMS = {
     "app": ["server_app"],
@@ -34,7 +34,7 @@ _ROOMS = {
     "ledger": ["ClientForm"],
     "secure": ["SecureForm"],
     "server": ["ServerForm"],
-    "strategy": ["MIFA", "SCAFFOLD", "FedAvg", "FedAvgM", "FedProx", "FedVARP", "Federated", "MimiC"],
+    "strategy": ["MIFA", "SCAFFOLD", "FedAU", "FedAvg", "FedAvgM", "FedProx", "FedVARP", "Federated", "MimiC"],
 }
 _WHERE = {name: room for room, names in _ROOMS.items() for name in names}
 
@@ -42,6 +42,7 @@ __all__ = [
     "MIFA",
     "SCAFFOLD",
     "ClientForm",
+    "FedAU",
     "FedAvg",
     "FedAvgM",
     "FedProx",

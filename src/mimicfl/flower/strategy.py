@@ -48,7 +48,7 @@ class Federated(FlowerFedAvg):
     lr             the clients' rate, a schedule; it travels in the train config as "lr" and rescales what is remembered. None: the
                    "lr" of the train config, taken as constant
     global_lr      eta_t; "local" follows the clients' rate, so that FedAvg is plain model averaging
-    num_clients    N; MIFA, FedVARP and SCAFFOLD must know it
+    num_clients    N; MIFA, FedVARP, FedAU and SCAFFOLD must know it
     wait_for       the first round begins when so many clients are there
     enough         a round closes when so many answers are in (a count, or a share of those asked); None: all
     late           "refuse" answers that come after their round has closed, or "count" them in the round they come in
@@ -231,6 +231,11 @@ def _enough(given: Any) -> int | float | None:
     if given is None or isinstance(given, int):
         return None if given is None else whole("enough", given)
     return number("enough, as a share,", given, low=0, high=1, open_low=True)
+
+
+class FedAU(Federated):
+    def __init__(self, cutoff: int = 50, **options: Any) -> None:
+        super().__init__(algorithms.FedAU(cutoff), **options)
 
 
 class FedAvg(Federated):

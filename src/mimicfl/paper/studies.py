@@ -196,12 +196,13 @@ STUDIES = {
         ),
         Study(
             "rivals",
-            "Two algorithms that are not in the paper, Fashion-MNIST",
-            "FedVARP, which keeps what MIFA keeps and steps otherwise, and FedAvg with momentum, beside those that they continue.",
+            "Algorithms that are not in the paper, Fashion-MNIST",
+            "FedVARP, which keeps what MIFA keeps and steps otherwise, FedAU, which weighs clients by how rarely they are there, and FedAvg with "
+            "momentum, beside those that they continue.",
             "fmnist",
             "",
             {"P = 10%": TEN, "tau_max = 20": _gaps(20)["20"]},
-            ("fedavg", "fedavgm", "mifa", "fedvarp", "mimic"),
+            ("fedavg", "fedavgm", "fedau", "mifa", "fedvarp", "mimic"),
             drawn="curves",
             claimed=False,
         ),

@@ -9,8 +9,9 @@ from ..registry import parse
 COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"} | {
     "fedavgm": "#8c6d31",
     "fedvarp": "#2166ac",
+    "fedau": "#7570b3",
 }
-SPARE = ["#7570b3", "#636363", "#1b7837", "#762a83"]
+SPARE = ["#636363", "#1b7837", "#762a83"]
 PALETTE = [*SPARE, *COLORS.values()]
 Pattern = tuple[float, ...]  # on, off, on, ... in line widths; nothing for a solid line
 Dash = tuple[float, Pattern]  # where in the pattern to begin

@@ -13,6 +13,7 @@ from .gap import TIE, Gap, mean_std
 from .styles import SOLID, Dash, styles
 
 TITLES = {"fedavg": "FedAvg", "fedprox": "FedProx", "scaffold": "SCAFFOLD", "mifa": "MIFA", "mimic": "MimiC"} | {
+    "fedau": "FedAU",
     "fedavgm": "FedAvgM",
     "fedvarp": "FedVARP",
 }

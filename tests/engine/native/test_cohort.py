@@ -32,7 +32,7 @@ def images():
     return {"model": model, "data": data, "split": split}
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox:mu=0.5", "scaffold", "mifa", "mimic", "fedvarp", "fedavgm"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedprox:mu=0.5", "scaffold", "mifa", "mimic", "fedvarp", "fedavgm", "fedau"])
 @pytest.mark.parametrize("update", ["sum", "mean"])
 def test_all_algorithms_equal_the_plain_engine(images, algorithm, update):
     arguments = {**images, "algorithm": algorithm, "availability": "static:0.5,warm_start=true", "rounds": 4, "update": update}
