@@ -1,6 +1,6 @@
 """`Experiment`: all settings of a run, with one meaning in TOML, on the command line and in Python.
 
-Names of things (algorithms, patterns, ...) stay text here; `runner` turns them into objects. Settings left at "auto" take
+Names of things (algorithms, patterns, ...) are text here, objects become it; `runner` turns them into objects. Settings left at "auto" take
 the dataset's customary values in `resolved()`, and only resolved experiments are written to disk, so a later change of a
 default cannot change an old run.
 """
@@ -12,11 +12,12 @@ import json
 import tomllib
 import types
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import UsageError, fading, nearest, number, one_of, whole
-from .registry import parse
+from .registry import NAMED_BY, parse
 
 ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
@@ -42,7 +43,11 @@ def setting(default: Any, text: str, metavar: str = "") -> Any:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Settings of one run; `Experiment(algorithm="mimic", rounds=50)`."""
+    """Settings of one run; `Experiment(algorithm="mimic", rounds=50)`.
+
+    Algorithm, availability and rates may be given as objects, `mf.MimiC()`, `mf.availability.Bounded(50)`, `mf.lr.geometric(0.1, 0.99)`;
+    they are kept as the text that makes them again.
+    """
 
     dataset: str = setting("digits", "digits, fmnist, cifar10, synthetic:logistic, ...", "NAME")
     data_path: str | None = setting(None, "folder that holds the dataset's files", "DIR")
@@ -93,7 +98,10 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for name, kind in get_type_hints(Experiment).items():
-            object.__setattr__(self, name, coerce(name, getattr(self, name), kind))
+            value = getattr(self, name)
+            if name in NAMED_BY and not isinstance(value, (Real, types.NoneType)):
+                value = NAMED_BY[name].spell(value)
+            object.__setattr__(self, name, coerce(name, value, kind))
         whole("num_clients", self.num_clients)
         whole("seed", self.seed, low=0)
         for name in ("rounds", "uploads", "epochs", "steps", "eval_every"):

@@ -17,11 +17,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing, e.g. `Registry("algorithm")`."""
+    """Names of one kind of thing, e.g. `Registry("algorithm")`.
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    Where settings name such things, `settings` says which, and what they name may be given as an object that `is_one` says yes to.
+    """
+
+    def __init__(
+        self, kind: str, settings: tuple[str, ...] = (), is_one: Callable[[object], bool] | None = None, wanted: str = "a text"
+    ) -> None:
+        self.kind, self.is_one, self.wanted = kind, is_one or (lambda thing: False), wanted
         self.factories: dict[str, Callable[..., T]] = {}
+        NAMED_BY.update(dict.fromkeys(settings, self))
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self.factories))
@@ -58,6 +64,10 @@ class Registry(Generic[T]):
 
         A class that was not registered is from here on, under its own name.
         """
+        if isinstance(thing, str):
+            return thing
+        if not self.is_one(thing):
+            raise UsageError(f"{self.kind} must be {self.wanted}, got {thing!r}")
         kind = thing if isinstance(thing, type) else type(thing)
         name = self.name_of(thing)
         there = self.factories.get(name, kind)
@@ -70,7 +80,7 @@ class Registry(Generic[T]):
         except Exception:  # an own class may do anything with what it reads
             complete = False
         if not complete:
-            remedy = f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and words"
+            remedy = getattr(kind, "in_words", f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and words")
             raise UsageError(f"{self.kind} {spec!r} does not say in words all that the object was made with: {remedy}")
         return spec
 
@@ -109,6 +119,9 @@ class Registry(Generic[T]):
             if parameters[key].annotation in (bool, "bool") and not isinstance(value, bool):
                 raise UsageError(f"{self.kind} {name!r} takes true or false for {key!r}, got {value!r}")
         return factory(**named, **options, **given)
+
+
+NAMED_BY: dict[str, Registry[Any]] = {}  # which registry's names a setting takes
 
 
 def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:

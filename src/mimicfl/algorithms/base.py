@@ -65,9 +65,10 @@ class Algorithm(Protocol[S]):
     def aggregate(self, state: S, active: Tensor, g: Tensor, step: Step) -> S: ...
 
 
-ALGORITHMS: Registry[Algorithm[Any]] = Registry("algorithm")
-register = ALGORITHMS.register
-NEITHER = "algorithm must be a name or an object with init, task and aggregate, got {!r}"
+ALGORITHMS: Registry[Algorithm[Any]] = Registry(
+    "algorithm", ("algorithm",), lambda thing: isinstance(thing, Algorithm), "a name or an object with init, task and aggregate"
+)
+register, spell = ALGORITHMS.register, ALGORITHMS.spell
 
 
 def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
@@ -75,17 +76,8 @@ def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
     if isinstance(spec, str):
         return ALGORITHMS.make(spec)
     if isinstance(spec, type) or not isinstance(spec, Algorithm):
-        raise UsageError(NEITHER.format(spec))
+        raise UsageError(f"algorithm must be {ALGORITHMS.wanted}, got {spec!r}")
     return spec
-
-
-def spell(algorithm: "str | Algorithm[Any] | type[Algorithm[Any]]") -> str:
-    """The text of an algorithm: `mf.FedProx(mu=0.1)` as `fedprox:mu=0.1`, a class as its name; a text is returned as it is."""
-    if isinstance(algorithm, str):
-        return algorithm
-    if not isinstance(algorithm, Algorithm):
-        raise UsageError(NEITHER.format(algorithm))
-    return ALGORITHMS.spell(algorithm)
 
 
 def memory(w: Tensor, num_clients: int) -> Rows:

@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,12 @@ from ..errors import UsageError, number, one_of, probability, whole
 from ..registry import Registry
 from ..seeds import stream
 
-PATTERNS: Registry["Pattern"] = Registry("availability")
+PATTERNS: Registry["Pattern"] = Registry(
+    "availability",
+    ("availability",),
+    lambda thing: isinstance(thing, Pattern) or (isinstance(thing, type) and issubclass(thing, Pattern)),
+    "a pattern such as TimeVarying(0.1) or its text",
+)
 register = PATTERNS.register
 
 
@@ -58,7 +63,7 @@ def make(spec: "str | Pattern") -> Pattern:
     """A pattern from `bounded:20,phase=random` and the like; a pattern is returned as it is."""
     pattern = PATTERNS.make(spec) if isinstance(spec, str) else spec
     if not isinstance(pattern, Pattern):
-        raise UsageError(f"availability must be a pattern such as TimeVarying(0.1) or its text, got {spec!r}")
+        raise UsageError(f"availability must be {PATTERNS.wanted}, got {spec!r}")
     if not isinstance(pattern.warm_start, bool):
         raise UsageError(f"warm_start is true or false, got {pattern.warm_start!r}")
     return pattern
@@ -227,6 +232,7 @@ class Explicit(Pattern):
     """A schedule given as it is: a bool (or 0/1) array [rounds, clients], or a file (.npy, .json, .csv, .txt) that holds one."""
 
     matrix: Any = field(default=None, repr=False)
+    in_words: ClassVar[str] = "settings name a schedule by its file, as in 'explicit:schedule.npy'; simulate takes the array itself"
 
     def __post_init__(self) -> None:
         source = self.matrix

@@ -18,7 +18,12 @@ from ..theory.rates import largest_c
 from ..theory.rounds import Rounds
 
 Schedule = Callable[[int, int], float]
-RATES: Registry[Any] = Registry("learning rate")
+RATES: Registry[Any] = Registry(
+    "learning rate",
+    ("lr", "global_lr"),
+    lambda thing: type(thing) in RATES.factories.values(),
+    "a number, a text such as geometric:0.01,0.95 or one of mimicfl.lr in settings (simulate takes a function of the round as well)",
+)
 
 
 @RATES.register("constant")

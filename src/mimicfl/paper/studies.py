@@ -197,8 +197,8 @@ STUDIES = {
         Study(
             "rivals",
             "Algorithms that are not in the paper, Fashion-MNIST",
-            "FedVARP, which keeps what MIFA keeps and steps otherwise, FedAU, which weighs clients by how rarely they are there, and FedAvg with "
-            "momentum, beside those that they continue.",
+            "FedVARP, which keeps what MIFA keeps and steps otherwise, FedAU, which weighs clients by how rarely they are there, and "
+            "FedAvg with momentum, beside those that they continue.",
             "fmnist",
             "",
             {"P = 10%": TEN, "tau_max = 20": _gaps(20)["20"]},
