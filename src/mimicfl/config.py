@@ -23,7 +23,7 @@ ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
 # Settings that say how or where a run is made, not what it is.
 BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
-CAME_LATER = ("weight_decay", "momentum")
+CAME_LATER = ("weight_decay", "momentum", "clip_norm")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
 CUSTOMARY: dict[str, dict[str, Any]] = {
@@ -72,6 +72,7 @@ class Experiment:
     global_lr: float | str = setting("local", "global rate, or 'local' to follow the local one", "RATE")
     weight_decay: float = setting(0.0, "of the clients' SGD: their steps follow the gradient + X w", "X")
     momentum: float = setting(0.0, "of the clients' SGD, as PyTorch means it; it begins at zero in every round", "X")
+    clip_norm: float = setting(0.0, "of the clients' SGD: gradients longer than X are shortened to it; 0: never", "X")
     update: str = setting("sum", "g_i is the sum of the local gradients (model averaging) or their mean (the paper's formula)", "sum|mean")
     weighting: str = setting("uniform", "clients count equally or by their samples", "uniform|samples")
     preset: str = setting(
@@ -110,6 +111,7 @@ class Experiment:
         whole("checkpoint_every", self.checkpoint_every, low=0)
         number("weight_decay", self.weight_decay, low=0)
         fading("momentum", self.momentum)
+        number("clip_norm", self.clip_norm, low=0)
         if self.epochs is not None and self.steps is not None:
             raise UsageError("give epochs or steps, not both")
         if self.batch_size not in ("auto", "full"):

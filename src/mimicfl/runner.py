@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import algorithms, availability
-from .config import Experiment, from_dict, with_later
+from .config import CAME_LATER, Experiment, from_dict, with_later
 from .data import partition
 from .data.dataset import Data
 from .data.datasets import DATASETS, load
@@ -44,7 +44,8 @@ def build(experiment: Experiment) -> dict[str, Any]:
     load_plugins(e.plugins)
     algorithm = algorithms.make(e.algorithm)
     pattern = availability.make(e.availability)
-    local = LocalSGD(e.epochs, None if e.batch_size == "full" else int(e.batch_size), e.lr, e.steps, e.weight_decay, e.momentum)
+    batch = None if e.batch_size == "full" else int(e.batch_size)
+    local = LocalSGD(e.epochs, batch, e.lr, e.steps, **{key: getattr(e, key) for key in CAME_LATER})
     data = _data(e)
     labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)

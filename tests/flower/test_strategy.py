@@ -53,8 +53,8 @@ def test_bit_equal_in_flowers_own_loop(name):
 
 @pytest.mark.parametrize("update", ["sum", "mean"])
 @pytest.mark.parametrize("name", ["mimic", "scaffold"])
-def test_clients_with_weight_decay_and_momentum_equal_the_simulator(monkeypatch, name, update):
-    monkeypatch.setattr(problems, "LOCAL", dataclasses.replace(LOCAL, weight_decay=0.3, momentum=0.7))
+def test_clients_with_weight_decay_momentum_and_clipping_equal_the_simulator(monkeypatch, name, update):
+    monkeypatch.setattr(problems, "LOCAL", dataclasses.replace(LOCAL, weight_decay=0.3, momentum=0.7, clip_norm=0.5))
     available = schedule()
     result, _ = federate(ALL[name](availability=pattern(available), update=update, **OPTIONS))
     assert torch.equal(flat(result.arrays), simulated(name, available, update=update).params)

@@ -76,8 +76,9 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
 def check_rate(run: Any) -> None:
     """A global rate that was found from constants must fit the run it is used in."""
     if isinstance(run.global_lr, theory) and run.global_lr.horizon is not None and run.available.any():
-        if run.local.weight_decay or run.local.momentum:
-            raise UsageError("a rate with a certificate is for plain SGD: leave out weight_decay and momentum, or give another global_lr")
+        if run.local.extras:
+            without = " and ".join(run.local.extras)
+            raise UsageError(f"a rate with a certificate is for plain SGD: leave out {without}, or give another global_lr")
         rounds = Rounds(np.ones(len(run.available)), run.available)
         steps = max(len(run.local.batch_sizes(int(size))) for size in run.clients.sizes)
         largest = max(run.local_lr(int(t), int(m)) for t, m in zip(rounds.number, rounds.m, strict=True))

@@ -1,5 +1,6 @@
 """The active clients of one or many runs as one list of jobs: which samples, in which step, at which rate."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -22,6 +23,7 @@ class Needs:
     prox: bool = False
     augment: bool = False
     momentum: bool = False
+    clip: bool = False
 
     def covers(self, other: "Needs") -> bool:
         return all(getattr(self, field.name) >= getattr(other, field.name) for field in fields(self))
@@ -37,6 +39,7 @@ class Needs:
             prox=any(ask.task.mu != 0 for ask in asks),
             augment=asks[0].clients.data.augment,
             momentum=any(ask.local.momentum != 0 for ask in asks),
+            clip=any(ask.local.clip_norm != 0 for ask in asks),
         )
 
     def merged(self, other: "Needs") -> "Needs":
@@ -56,6 +59,7 @@ class Jobs:
     eta: Tensor  # [J]
     mu: Tensor  # [J]
     momentum: Tensor  # [J]
+    clip: Tensor  # [J] infinite where nothing is clipped
     w: Tensor  # [asks, d]
     shift: Tensor | None  # [J, d]
 
@@ -100,6 +104,7 @@ def list_jobs(asks: Sequence[Ask], batch: int) -> Jobs:
         eta=column([ask.eta_L for ask in asks]),
         mu=column([ask.task.mu for ask in asks]),
         momentum=column([ask.local.momentum for ask in asks]),
+        clip=column([ask.local.clip_norm or math.inf for ask in asks]),
         w=torch.stack([ask.w for ask in asks]),
         shift=_shifts(asks),
     )

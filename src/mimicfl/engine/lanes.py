@@ -37,6 +37,7 @@ class Lanes:
         self.shift = vectors() if needs.shift else None
         self.u = vectors() if needs.momentum else None
         self.momentum = zeros() if needs.momentum else None
+        self.clip = zeros() if needs.clip else None
         self.k, self.keys = zeros(kind=torch.long), zeros(kind=torch.long)
         self.steps = torch.ones(m, dtype=torch.long, device=device)
         self.sizes = torch.ones(m, needs.steps, dtype=torch.int32, device=device)
@@ -61,6 +62,8 @@ class Lanes:
             self.shift[at] = 0.0 if jobs.shift is None else jobs.shift[job]
         if self.u is not None and self.momentum is not None:
             self.u[at], self.momentum[at] = 0.0, jobs.momentum[job]
+        if self.clip is not None:
+            self.clip[at] = jobs.clip[job]
         self.sizes[at, : jobs.sizes.shape[1]] = jobs.sizes[job]
         self.samples[at, : jobs.samples.shape[1]] = jobs.samples[job]
         if self.moves is not None and jobs.moves is not None:

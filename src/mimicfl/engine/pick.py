@@ -201,7 +201,7 @@ def _few_steps(run: Run, clients: int) -> Ask:
     parts = [part[: (TRIAL_STEPS - 1) * batch + max(1, batch // 2)] for part in run.split[:clients]]
     ask = run.ask_anybody()
     few = Clients(run.data, parts, run.device, run.work.w.dtype)
-    local = LocalSGD(steps=TRIAL_STEPS, batch_size=run.local.batch_size, momentum=run.local.momentum)
+    local = LocalSGD(steps=TRIAL_STEPS, batch_size=run.local.batch_size, momentum=run.local.momentum, clip_norm=run.local.clip_norm)
     shift = ask.task.shift if isinstance(ask.task.shift, float) else ask.task.shift[:1].expand(len(parts), -1)
     task = Task(shift, ask.task.mu)
     return dataclasses.replace(ask, clients=few, local=local, active=np.arange(len(parts)), task=task, eta_L=1e-6, eta=1e-6)

@@ -18,6 +18,7 @@ from ..config import MOST_LANES
 from ..data.clients import Clients, Holdout
 from ..data.dataset import crop_and_flip
 from ..local.losses import Loss
+from ..local.update import shortening
 from ..params import trainable
 from .batched.rewrite import Stackable
 from .batched.step import each
@@ -129,6 +130,9 @@ class Clone:
         own = {name: held[row] for name in names if (held := getattr(lanes, name)) is not None}
         pieces, value = self.gradients(own, self.cohort.clients.x, self.cohort.clients.y)
         with torch.no_grad():
+            if lanes.clip is not None:
+                length = torch.stack([piece.to(lanes.w.dtype).norm() for piece in pieces]).norm()
+                pieces = [piece * shortening(length, lanes.clip[row]) for piece in pieces]
             self._move(pieces)
             lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
             lanes.k[row] += 1

@@ -14,8 +14,8 @@ def watch(run: Run, diagnose: Any) -> None:
     wanted = plan(diagnose)
     if wanted is None:
         return
-    if run.local.weight_decay or run.local.momentum:
-        raise UsageError("diagnose is for plain SGD, whose steps are gradients of the loss: leave out weight_decay and momentum")
+    if run.local.extras:
+        raise UsageError(f"diagnose is for plain SGD, whose steps are gradients of the loss: leave out {' and '.join(run.local.extras)}")
     kind = next((name for name in LOSSES if LOSSES.find(name) is run.loss), "")
     population = Population(run.template, run.clients, run.loss, run.share)
     low = 0.0 if kind else None  # the built-in losses are never negative

@@ -26,7 +26,7 @@ def train_client(
     """g [d], the sum of the batch losses, and the steps K. `client` is its place in `clients`; chance follows `key` (round, client)."""
     sizes, order, moves = draw(clients, client, local, seed, key)
     with torch_stream(seed, "layers", *key, device=clients.device):
-        g, total = local_update(work, clients.batches(client, order, sizes, moves), eta_L, loss, shift, mu, local.momentum)
+        g, total = local_update(work, clients.batches(client, order, sizes, moves), eta_L, loss, shift, mu, local.momentum, local.clip_norm)
     return g, total, len(sizes)
 
 

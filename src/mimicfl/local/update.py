@@ -1,7 +1,7 @@
 """Local SGD: the only client-side training code there is.
 
 The client's part of all algorithms is one affine rule, h = grad F_i(w; batch) + shift + mu (w - w_t), applied K times, with the momentum
-that the user wants.
+and the clipping of gradients that the user wants.
 """
 
 import math
@@ -25,7 +25,8 @@ class LocalSGD:
 
     `batch_size=None` is full-batch gradient descent. Every pass is a new shuffle; its last batch may be smaller. `weight_decay` adds
     weight_decay * w to every gradient: the clients then train f_i(w) + weight_decay/2 |w|^2. `momentum` is PyTorch's, from zero in every
-    round: u = momentum u + h, w = w - lr u.
+    round: u = momentum u + h, w = w - lr u. `clip_norm` shortens every batch's gradient that is longer to this length, before anything is
+    added to it, as `torch.nn.utils.clip_grad_norm_` does; 0 is no clipping.
     """
 
     epochs: int | None = None
@@ -34,6 +35,7 @@ class LocalSGD:
     steps: int | None = None
     weight_decay: float = 0.0
     momentum: float = 0.0
+    clip_norm: float = 0.0
 
     def __post_init__(self) -> None:
         if self.epochs is not None and self.steps is not None:
@@ -46,6 +48,12 @@ class LocalSGD:
         schedule(self.lr)
         object.__setattr__(self, "weight_decay", number("weight_decay", self.weight_decay, low=0))
         object.__setattr__(self, "momentum", fading("momentum", self.momentum))
+        object.__setattr__(self, "clip_norm", number("clip_norm", self.clip_norm, low=0))
+
+    @property
+    def extras(self) -> list[str]:
+        """What makes its steps other than plain gradients of the loss, by name."""
+        return [name for name in ("weight_decay", "momentum", "clip_norm") if getattr(self, name)]
 
     def decayed(self, w_t: Tensor, shift: Tensor | float, mu: float) -> tuple[Tensor | float, float]:
         """Shift and mu with the weight decay in them: decay w = decay w_t + decay (w - w_t), so no engine need know of it."""
@@ -90,6 +98,7 @@ def local_update(
     shift: Tensor | float = 0.0,
     mu: float = 0.0,
     momentum: float = 0.0,
+    clip_norm: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Train the workspace in place; returns g = sum of the K steps (h, or u with momentum), [d], and the sum of the batch losses.
 
@@ -105,7 +114,7 @@ def local_update(
         value = loss(work.module(x), y)
         value.backward()
         with torch.no_grad():
-            h = grad
+            h = grad.mul_(shortening(grad.norm(), clip_norm)) if clip_norm else grad
             if shifted:
                 h = h + shift
             if mu:
@@ -116,3 +125,8 @@ def local_update(
             w.sub_(h, alpha=eta_L)
             total += value.detach()
     return g, total
+
+
+def shortening(length: Tensor, most: Tensor | float) -> Tensor:
+    """What a gradient of this length is multiplied by to be no longer than `most`; the small number is PyTorch's."""
+    return (most / (length + 1e-6)).clamp(max=1.0)

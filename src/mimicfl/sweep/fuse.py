@@ -98,7 +98,8 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
     alike: dict[Any, list[str]] = {}
     for name, run in runs.items():
         batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))  # as it is, not as it may be: lanes are as wide
-        kind = (run.work.w.dtype, batch, bool(run.local.momentum))  # momentum makes another program, which a run without it should not get
+        # Momentum and clipping make another program, which a run without them should not get.
+        kind = (run.work.w.dtype, batch, bool(run.local.momentum), bool(run.local.clip_norm))
         key = (id(run.data), str(run.template), id(run.loss), *kind, str(run.device), run.precision, engines[name])
         alike.setdefault(key, []).append(name)
     found = []

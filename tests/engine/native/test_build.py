@@ -78,10 +78,10 @@ int main() {
   std::vector<float> g((size_t)m * Net::D);
   std::vector<double> loss(m);
   std::vector<int32_t> model(m, 0);
-  std::vector<float> eta(m, 0.01f), mu(m, 0.1f), beta(m, 0.5f);
+  std::vector<float> eta(m, 0.01f), mu(m, 0.1f), beta(m, 0.5f), clip(m, 0.5f);
   int bad = mimicfl_train(w.data(), model.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(),
                           begin.data(), sizes.data(), step.data(), shift.data(), key.data(), eta.data(), mu.data(),
-                          beta.data(), m, 2);
+                          beta.data(), clip.data(), m, 2);
   bad |= mimicfl_outputs(w.data(), pool.data(), table.data(), n, out.data(), 2);
   for (int c = 0; c < m; c++) {
     double norm = 0;

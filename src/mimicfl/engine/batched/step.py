@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ...data.dataset import Data, crop_and_flip
 from ...local.losses import Loss, cross_entropy
+from ...local.update import shortening
 from ..lanes import Lanes
 from .rewrite import Stackable
 
@@ -54,6 +55,8 @@ class Stack:
         w = lanes.w[:m]
         gradients, value = vmap(grad_and_value(self._loss))(self.windows(w), inputs, y[rows], weights, lanes.keys[:m] + now[:, 0])
         h = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], dim=1)
+        if lanes.clip is not None:
+            h = h * shortening(h.norm(dim=1), lanes.clip[:m])[:, None]
         if lanes.shift is not None:
             h = h + lanes.shift[:m]
         if lanes.start is not None:

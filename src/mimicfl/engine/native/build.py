@@ -113,6 +113,6 @@ def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
     """The library of a whole network."""
     opened = load(source, extra)
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    opened.mimicfl_train.argtypes = [pointer] * 16 + [number, number]
+    opened.mimicfl_train.argtypes = [pointer] * 17 + [number, number]
     opened.mimicfl_outputs.argtypes = [pointer] * 3 + [ctypes.c_int64, pointer, number]
     return opened

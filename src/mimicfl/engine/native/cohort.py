@@ -74,7 +74,7 @@ class Program:
             *[_pointer(w), plan.model.ctypes.data, _pointer(g), loss.ctypes.data],
             *[_pointer(pool), _pointer(self.table), _pointer(target), *[array.ctypes.data for array in arrays]],
             *[None if shift is None else _pointer(shift), plan.keys.ctypes.data, plan.eta.ctypes.data, plan.mu.ctypes.data],
-            *[plan.momentum.ctypes.data, m, threads],
+            *[plan.momentum.ctypes.data, plan.clip.ctypes.data, m, threads],
         )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
@@ -91,6 +91,7 @@ class Plan:
         eta: Floats = (0.0,),
         mu: Floats = (0.0,),
         momentum: Floats = (0.0,),
+        clip: Floats = (0.0,),
         model: Sequence[int] = (0,),
     ) -> None:
         self.rows = np.ascontiguousarray(np.concatenate([rows for rows, _ in parts]), dtype=np.int64)
@@ -98,7 +99,7 @@ class Plan:
         self.sizes = np.concatenate([sizes for _, sizes in parts]).astype(np.int32)
         self.step = np.cumsum([0] + [len(sizes) for _, sizes in parts]).astype(np.int64)
         self.keys = np.array(keys, dtype=np.uint64)
-        self.eta, self.mu, self.momentum = (np.array(given, dtype=np.float32) for given in (eta, mu, momentum))
+        self.eta, self.mu, self.momentum, self.clip = (np.array(given, dtype=np.float32) for given in (eta, mu, momentum, clip))
         self.model = np.array(model, dtype=np.int32)
 
 
@@ -145,8 +146,9 @@ class NativeCohort:
         assert pool is not None
         shifted = any(isinstance(ask.task.shift, Tensor) or ask.task.shift for ask in asks)
         own = [asks[a] for a, _ in jobs]
-        rates = ([ask.eta_L for ask in own], [ask.task.mu for ask in own], [ask.local.momentum for ask in own])
-        plan = Plan(parts, keys, *rates, [a for a, _ in jobs])
+        rates = ([ask.eta_L for ask in own], [ask.task.mu for ask in own])
+        terms = ([ask.local.momentum for ask in own], [ask.local.clip_norm for ask in own])
+        plan = Plan(parts, keys, *rates, *terms, [a for a, _ in jobs])
         w = torch.stack([ask.w for ask in asks])
         g, loss = self.program.train(w, pool, target, plan, torch.stack(shifts) if shifted else None, torch.get_num_threads())
         steps = torch.tensor([len(sizes) for _, sizes in parts])

@@ -1,6 +1,6 @@
 // The cohort around a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs, a workspace, and
 // forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), with momentum u = beta u + h in its
-// place, w -= eta h, g += h.
+// place, w -= eta h, g += h. Where gradients are clipped, grad is shortened first.
 
 struct Round {
   const float* w0;        // [models, D] where the clients begin
@@ -19,7 +19,16 @@ struct Round {
   const float* eta;       // [m]
   const float* mu;        // [m]
   const float* beta;      // [m] momentum
+  const float* clip;      // [m] the longest gradient, or 0
 };
+
+static void shorten(float* grad, float most) {
+  double square = 0;
+  for (int k = 0; k < Net::D; k++) square += (double)grad[k] * grad[k];
+  const float factor = most / ((float)sqrt(square) + 1e-6f);
+  if (factor < 1.f)
+    for (int k = 0; k < Net::D; k++) grad[k] *= factor;
+}
 
 static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu,
                    float* u, float beta) {
@@ -62,6 +71,7 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
       loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
       Net::backward(s, w, grad, at == 0);
     }
+    if (r.clip[c] > 0.f) shorten(grad, r.clip[c]);
     update(w, g, grad, w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta[c], r.mu[c], u, r.beta[c]);
     rows += batch;
   }
@@ -90,9 +100,9 @@ extern "C" int mimicfl_lanes() { return LANES; }
 
 extern "C" int mimicfl_train(const float* w0, const int32_t* model, float* g, double* loss, const Sample* pool, const float* table,
                              const Target* target, const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step,
-                             const float* shift, const uint64_t* key, const float* eta, const float* mu, const float* beta, int m,
-                             int threads) {
-  const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, beta};
+                             const float* shift, const uint64_t* key, const float* eta, const float* mu, const float* beta,
+                             const float* clip, int m, int threads) {
+  const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, beta, clip};
   return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad, float* u) { train_one(r, c, s, w, grad, u); });
 }
 

@@ -1,4 +1,4 @@
-"""Weight decay and momentum are what torch.optim.SGD means by them, on every engine and on Flower; runs without are what they were."""
+"""Weight decay, momentum and clipping are what PyTorch means by them, on every engine and on Flower; runs without are what they were."""
 
 import dataclasses
 
@@ -12,6 +12,7 @@ from mimicfl.params import flatten
 from mimicfl.runner import settings_of
 
 TERMS = [{"weight_decay": 0.2}, {"momentum": 0.8}, {"weight_decay": 0.05, "momentum": 0.6}]
+TERMS += [{"clip_norm": 0.1}, {"weight_decay": 0.05, "momentum": 0.6, "clip_norm": 0.3}]
 
 
 @pytest.mark.parametrize("terms", TERMS, ids=str)
@@ -22,10 +23,13 @@ def test_equals_pytorchs_own(quadratic, terms):
             p.normal_()  # from zero the first step would not decay
     local = mf.LocalSGD(steps=6, batch_size=None, lr=0.05, **terms)
     found = mf.simulate(**{**quadratic, "split": [part]}, rounds=1, local=local).params
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **terms)
+    most = terms.get("clip_norm")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, **{key: value for key, value in terms.items() if key != "clip_norm"})
     for _ in range(6):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(quadratic["data"].x_train[part]), quadratic["data"].y_train[part]).div(2).backward()
+        if most:
+            assert nn.utils.clip_grad_norm_(model.parameters(), most) > most  # or nothing would be tested
         optimizer.step()
     torch.testing.assert_close(found, flatten(model).detach(), rtol=1e-10, atol=1e-12)
 
@@ -41,11 +45,18 @@ def test_every_engine_has_them(digits, engine, algorithm, terms):
 
     plain = end("plain", **terms)
     torch.testing.assert_close(end(engine, **terms), plain, rtol=1e-4, atol=2e-5)
-    assert float((plain - end("plain")).norm()) > 0.1
+    assert float((plain - end("plain")).norm()) > 0.05
 
 
-def test_momentum_in_company_is_momentum_alone(tmp_path):
-    plan = mf.Experiment(rounds=3, engine="batched", momentum=0.7)
+@pytest.mark.parametrize("engine", ["plain", "native", "workers", "batched"])
+def test_gradients_shorter_than_the_limit_stay_as_they_are(digits, engine):
+    ends = [mf.simulate(**digits, rounds=2, engine=engine, local=mf.LocalSGD(clip_norm=most)).params for most in (0.0, 1e6)]
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("terms", [{"momentum": 0.7}, {"clip_norm": 0.5}], ids=str)
+def test_in_company_it_is_as_alone(terms):
+    plan = mf.Experiment(rounds=3, engine="batched", **terms)
     alone = mf.run(dataclasses.replace(plan, algorithm="mimic")).params
     beside = mf.compare(plan, ["fedavg", "mimic"], seeds=1)["mimic"][0].params
     torch.testing.assert_close(alone, beside, rtol=1e-5, atol=1e-6)
@@ -91,18 +102,19 @@ class Spied(mf.SCAFFOLD):
 
 
 def test_runs_without_it_are_what_they_were(tmp_path):
-    without, decayed = mf.Experiment(rounds=2), mf.Experiment(rounds=2, weight_decay=0.01, momentum=0.5)
-    assert not {"weight_decay", "momentum"} & without.to_dict().keys()  # so the ids of recorded runs, made of the settings, stay
+    without, decayed = mf.Experiment(rounds=2), mf.Experiment(rounds=2, weight_decay=0.01, momentum=0.5, clip_norm=2.0)
+    later = {"weight_decay", "momentum", "clip_norm"}
+    assert not later & without.to_dict().keys()  # so the ids of recorded runs, made of the settings, stay
     assert without.id != decayed.id
     history = mf.run(decayed, tmp_path / "run")
     assert history.config["weight_decay"] == 0.01
     kept = settings_of(RunFolder(tmp_path / "run"))
-    assert (kept.weight_decay, kept.momentum) == (0.01, 0.5)
-    with pytest.raises(mf.UsageError, match=r"momentum is 0\.5 there"):
+    assert (kept.weight_decay, kept.momentum, kept.clip_norm) == (0.01, 0.5, 2.0)
+    with pytest.raises(mf.UsageError, match=r"clip_norm is 2\.0 there"):
         mf.run(without, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["weight_decay", "momentum"])
+@pytest.mark.parametrize("name", ["weight_decay", "momentum", "clip_norm"])
 def test_a_folder_of_objects_belongs_to_its_terms(digits, tmp_path, name):
     local = mf.LocalSGD(**{name: 0.1})
     mf.simulate(**digits, rounds=2, local=local, out=tmp_path)
@@ -116,12 +128,17 @@ def test_a_folder_of_objects_belongs_to_its_terms(digits, tmp_path, name):
         (lambda _: mf.LocalSGD(weight_decay=-0.1), "weight_decay must be at least 0"),
         (lambda _: mf.Experiment(weight_decay=float("nan")), "weight_decay must be a number"),
         (lambda _: mf.LocalSGD(momentum=1), "less than 1"),
+        (lambda _: mf.LocalSGD(clip_norm=-1), "clip_norm must be at least 0"),
+        (lambda _: mf.Experiment(clip_norm=float("inf")), "clip_norm must be a number"),
         (lambda _: mf.Experiment(momentum=-0.1), "momentum must be at least 0 and less than 1"),
         (
             lambda digits: mf.simulate(**digits, rounds=1, local=mf.LocalSGD(weight_decay=0.1), diagnose="every=1"),
             "diagnose is for plain SGD",
         ),
-        (lambda digits: mf.simulate(**digits, rounds=1, local=mf.LocalSGD(momentum=0.1), diagnose="every=1"), "diagnose is for plain SGD"),
+        (
+            lambda digits: mf.simulate(**digits, rounds=1, local=mf.LocalSGD(momentum=0.1, clip_norm=1), diagnose="every=1"),
+            "diagnose is for plain SGD.*leave out momentum and clip_norm",
+        ),
     ],
 )
 def test_mistakes_are_told_in_words(digits, make_it, words):
