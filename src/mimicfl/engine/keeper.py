@@ -1,21 +1,16 @@
-"""What a run leaves on disk and finds there again: rows, checkpoints, the result; and the number that says whose they are."""
+"""What a run leaves on disk and finds there again: rows, checkpoints, the result; and whose they are."""
 
 import json
 import time
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from .. import algorithms
 from ..algorithms.base import pack, unpack
-from ..config import CAME_LATER
 from ..errors import UsageError, whole
 from ..metrics.history import Row
 from ..metrics.store import RunFolder
-from ..registry import describe
 
 if TYPE_CHECKING:
     from .run import Run
@@ -41,7 +36,7 @@ class Keeper:
         run, folder = self.run, self.folder
         name = "final" if folder.finished else "checkpoint"
         saved = folder.load(name)
-        if saved is None:
+        if saved is None or (saved[1].get("round") == "0" and not folder.rows()):  # a call that failed at once may be corrected
             self.checkpoint()  # so that there is a good one from the first moment
             folder.keep_rows([])
             return
@@ -90,7 +85,7 @@ class Keeper:
         self.folder.save("final", tensors, **self._facts())
 
     def _facts(self) -> dict[str, str]:
-        return {"round": str(self.run.t), "run": fingerprint(self.run), "engine": self.run.engine}
+        return {"round": str(self.run.t), "run": json.dumps(self.run.identity), "engine": self.run.engine}
 
     def last_good(self) -> str:
         """Where a run that failed can be taken up."""
@@ -100,30 +95,10 @@ class Keeper:
 
 def check_owner(folder: RunFolder, name: str, facts: dict[str, str], run: "Run") -> None:
     """Refuse what was left by a run that began otherwise, be it by an earlier version of the same settings."""
-    if facts.get("run") != fingerprint(run):
-        raise UsageError(
-            f"the {name} in {folder.path} is of another run (other data, split, model, loss or settings): choose another folder"
-        )
-
-
-def fingerprint(run: "Run") -> str:
-    """A number for everything the result depends on, code aside."""
-    if run.number:
-        return run.number
-    crc = run.data.checksum()
-    weights = [tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy() for tensor in run.template.state_dict().values()]
-    for array in [*run.split, run.available, run.share.cpu().numpy(), *weights]:
-        crc = zlib.crc32(np.ascontiguousarray(array).data.cast("B"), crc)
-    busy = [(t, m) for t, m in enumerate(run.available.sum(axis=1).tolist()) if m]
-    own = getattr(run.algorithm, "__dict__", {}).items()
-    words = [
-        describe(algorithms.ALGORITHMS, run.algorithm),
-        sorted((key, repr(value)) for key, value in own if isinstance(value, (int, float, str))),
-        *[getattr(run.loss, "__qualname__", type(run.loss).__name__), str(run.template), run.device.type],
-        *[run.local.epochs, run.local.steps, run.local.batch_size, run.update, run.seed, run.eval_every],
-        *[run.data.facts(), run.precision],
-        *[(key, value) for key in CAME_LATER if (value := getattr(run.local, key))],
-        [[rate(t, m) for rate in (run.local_lr, run.global_lr)] for t, m in busy],
-    ]
-    run.number = f"{zlib.crc32(json.dumps(words).encode(), crc):08x}"
-    return run.number
+    try:
+        there = json.loads(facts.get("run", ""))
+        others = [part for part, number in run.identity.items() if there[part] != number]
+    except (ValueError, TypeError, KeyError):  # left by an earlier version
+        others = ["version of mimicfl"]
+    if others:
+        raise UsageError(f"the {name} in {folder.path} is of another run, with another {', another '.join(others)}: choose another folder")

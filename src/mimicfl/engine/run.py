@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ..rows import Budget, Rows
 from .checks import check_model, check_rate, check_state, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
+from .identity import identity
 from .keeper import Keeper
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
@@ -100,8 +102,12 @@ class Run:
         self.engine = "plain"
         self.config: dict[str, Any] = {}
         self.keeper: Keeper | None = None
-        self.number = ""  # see `fingerprint`
         self.began = time.perf_counter()
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Asked for before the first round: a model of the user's may change its attributes while it is used."""
+        return identity(self)
 
     @property
     def t(self) -> int:
