@@ -23,6 +23,7 @@ ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
 # Settings that say how or where a run is made, not what it is.
 BESIDE_THE_POINT = ("device", "engine", "state_budget", "checkpoint_every", "diagnose", "data_path", "plugins")
+MADE_BY = {"python": "Python objects", "flower": "a Flower federation"}  # `source` of runs that are not made of settings
 CAME_LATER = ("weight_decay", "momentum", "clip_norm")
 # What people use with each dataset: for Fashion-MNIST and CIFAR-10 the batch, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
@@ -197,6 +198,9 @@ def with_later(config: dict[str, Any]) -> dict[str, Any]:
 
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
     """An experiment from plain settings; a name that does not exist is refused with the nearest that does."""
+    if settings.get("source") in MADE_BY:
+        made = MADE_BY[settings["source"]]
+        raise UsageError(f"{where} is of a run made of {made}, which no settings describe: it can only go on from there")
     clean = {}
     for key, value in settings.items():
         name = key.replace("-", "_")

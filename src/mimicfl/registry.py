@@ -44,6 +44,9 @@ class Registry(Generic[T]):
             return lambda it: self.register(name, it)
         if not isinstance(name, str) or not name or not callable(factory):
             raise UsageError(f"register a {self.kind} as register('name', Class), got {name!r} and {factory!r}")
+        there = self.factories.get(name)
+        if there is not None and _ours(there) and not _ours(factory):  # reports would call it by the other's name
+            raise UsageError(f"{self.kind} {name!r} is mimicfl's own: register yours under another name")
         self.factories[name] = factory
         return factory
 
@@ -83,6 +86,10 @@ class Registry(Generic[T]):
             remedy = getattr(kind, "in_words", f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and words")
             raise UsageError(f"{self.kind} {spec!r} does not say in words all that the object was made with: {remedy}")
         return spec
+
+    def meaning(self, spec: str) -> str:
+        """One text for all spellings of a thing: `fedau:20` and `fedau:cutoff=20` are the same. A name not known yet is its own."""
+        return describe(self, self.make(spec)) if parse(spec)[0] in self.factories else spec
 
     def make(self, spec: str, **context: Any) -> T:
         """Build the thing that `spec` names.
@@ -129,7 +136,7 @@ def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
     name, _, rest = spec.strip().partition(":")
     args: list[Any] = []
     options: dict[str, Any] = {}
-    for part in _parts(rest):
+    for part in split_at_commas(rest):
         key, equals, text = part.partition("=")
         key = key.strip().replace("-", "_")
         if equals and key in options:
@@ -143,7 +150,7 @@ def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
     return name, args, options
 
 
-def _parts(text: str) -> list[str]:
+def split_at_commas(text: str) -> list[str]:
     """Split at the commas outside brackets."""
     parts, depth = [""], 0
     for letter in text:
@@ -183,6 +190,10 @@ def _equal(value: object, default: object) -> bool:
 
 def _origin(factory: object) -> tuple[Any, Any]:
     return getattr(factory, "__module__", None), getattr(factory, "__qualname__", factory)
+
+
+def _ours(factory: object) -> bool:
+    return str(getattr(factory, "__module__", "")).partition(".")[0] == "mimicfl"
 
 
 def _settings(thing: object) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import algorithms, availability
-from .config import CAME_LATER, Experiment, from_dict, with_later
+from .config import CAME_LATER, MADE_BY, Experiment, from_dict, with_later
 from .data import partition
 from .data.dataset import Data
 from .data.datasets import DATASETS, load
@@ -29,7 +29,7 @@ from .metrics import history
 from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder, find_runs
-from .registry import Registry, parse
+from .registry import Registry, parse, split_at_commas
 
 if TYPE_CHECKING:
     import pandas
@@ -146,7 +146,7 @@ def resume(
 def read(path: str | Path) -> History:
     """A run from its folder, finished or not. Only `model()` needs its data, and settings that name the model."""
     folder = RunFolder(path)
-    named = folder.config.get("source") != "python"
+    named = folder.config.get("source") not in MADE_BY
     return dataclasses.replace(history.read(folder), template=(lambda: build(settings_of(folder))["model"]) if named else None)
 
 
@@ -199,16 +199,16 @@ def folder_name(algorithm: str, seed: int) -> str:
     return "".join(c if c.isalnum() or c in ".-=" else "_" for c in algorithm)[:100] + f"-s{seed}"
 
 
-def split_specs(texts: Sequence[str]) -> list[str]:
+def _split_specs(texts: Sequence[str]) -> list[str]:
     """`["fedavg,fedprox:mu=0.1,mimic"]` as three specs: a comma begins a new one where an algorithm's name follows it."""
     specs: list[str] = []
     for text in texts:
-        for k, part in enumerate(text.split(",")):
+        for k, part in enumerate(split_at_commas(text)):
             if k == 0 or parse(part)[0] in algorithms.ALGORITHMS.factories or "=" not in part:
                 specs.append(part.strip())
             else:
                 specs[-1] += f",{part}"
-    return list(dict.fromkeys(spec for spec in specs if spec))
+    return [spec for spec in specs if spec]
 
 
 def algorithm_list(given: Any) -> list[str]:
@@ -216,7 +216,8 @@ def algorithm_list(given: Any) -> list[str]:
     one = isinstance(given, (str, algorithms.Algorithm))
     if not one and not isinstance(given, Iterable):
         raise UsageError(f"algorithms must be a list such as ['fedavg', 'mimic'], got {given!r}")
-    return list(dict.fromkeys(algorithms.spell(each) for each in ([given] if one else given)))
+    specs = _split_specs([algorithms.spell(each) for each in ([given] if one else given)])
+    return list({algorithms.ALGORITHMS.meaning(spec): spec for spec in reversed(specs)}.values())[::-1]  # two spellings are one algorithm
 
 
 def seed_list(seeds: Any) -> list[int]:
@@ -252,6 +253,8 @@ def load_plugins(plugins: Sequence[str]) -> None:
         file = Path(name).resolve()
         if name.endswith(".py") and not file.is_file():
             raise UsageError(f"plugin {name} does not exist")
+        if not name or (not name.endswith(".py") and file.exists()):
+            raise UsageError(f"plugin {name!r} is neither a Python file, NAME.py, nor a module's name")
         try:
             _import_file(file) if name.endswith(".py") else importlib.import_module(name)
         except UsageError:

@@ -82,6 +82,32 @@ class TestEvery:
         assert all(isinstance(getattr(state, f.name), (torch.Tensor, Rows)) for f in dataclasses.fields(state))
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_sent_are_counted(quadratic, name):
+    row = mf.simulate(**quadratic, algorithm=name, rounds=3, local=mf.LocalSGD(steps=1)).rows[-1]
+    each = 2 if name == "scaffold" else 1
+    clients = len(quadratic["split"])
+    assert (row["uploads"], row["vectors_up"], row["vectors_down"]) == (3 * each, 3 * each * clients, 3 * each * clients)
+
+
+@pytest.mark.parametrize(("away", "weight"), [(1, 1.0), (49, 1.0), (50, 50.0), (149, 50.0)])
+def test_fedau_weighs_who_was_never_seen_by_what_was_cut_off(away, weight):
+    algorithm = mf.FedAU()
+    state = algorithm.init(torch.zeros(D, dtype=torch.float64), N)
+    state = algorithm.aggregate(state, torch.tensor([2]), torch.ones(1, D, dtype=torch.float64), step(1, eta=N, t=away))
+    assert float(-state.w[0]) == pytest.approx(weight)
+
+
+def test_fedau_lets_the_rare_speak_loudly():
+    """Away 80 rounds at a time, and none cut off: 80 times its share."""
+    algorithm = mf.FedAU(cutoff=1000)
+    state = algorithm.init(torch.zeros(D, dtype=torch.float64), N)
+    for t in range(79, 800, 80):
+        before = state.w.clone()
+        state = algorithm.aggregate(state, torch.tensor([2]), torch.ones(1, D, dtype=torch.float64), step(1, eta=N, t=t))
+    assert float((before - state.w)[0]) == pytest.approx(80)
+
+
 def test_registry_names_them_all():
     assert set(ALGORITHMS) >= {"fedau", "fedavg", "fedavgm", "fedprox", "fedvarp", "scaffold", "mifa", "mimic"}
 

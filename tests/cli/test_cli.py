@@ -18,7 +18,7 @@ import torch
 import mimicfl as mf
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
-from mimicfl.runner import seed_list, split_specs
+from mimicfl.runner import algorithm_list, seed_list
 
 from .conftest import call
 
@@ -143,8 +143,17 @@ def test_seed_lists():
 
 
 def test_specs_are_split_at_names_only():
-    assert split_specs(["fedavg,mimic"]) == ["fedavg", "mimic"]
-    assert split_specs(["mifa:never_seen=wait,memory=step,fedprox:mu=0.1"]) == ["mifa:never_seen=wait,memory=step", "fedprox:mu=0.1"]
+    assert algorithm_list(["fedavg,mimic"]) == ["fedavg", "mimic"]
+    assert algorithm_list(["mifa:never_seen=wait,memory=step,fedprox:mu=0.1"]) == ["mifa:never_seen=wait,memory=step", "fedprox:mu=0.1"]
+    assert algorithm_list(["own:betas=[0.8,0.9],fedavg"]) == ["own:betas=[0.8,0.9]", "fedavg"]
+
+
+def test_two_spellings_of_an_algorithm_are_one():
+    assert algorithm_list(["fedau", "fedau:cutoff=50", "fedau:", "fedau:20", "fedau:cutoff=20", "mimic", "mimic"]) == [
+        "fedau",
+        "fedau:20",
+        "mimic",
+    ]
 
 
 def test_as_a_program_piped_and_on_a_terminal(tmp_path):

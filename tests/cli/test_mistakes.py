@@ -55,6 +55,7 @@ from .conftest import call
         ("run --algorithm fedprox:mu=abc", "takes a number for 'mu', got 'abc'"),
         ("run --availability markov:0.1,yes", "takes a number for"),
         ("run --algorithm fedavgm:damped=False", "takes true or false for 'damped', got 'False'"),
+        ("run --plugin .", "neither a Python file"),
         ("run --momentum 1", "momentum must be at least 0 and less than 1, got 1.0"),
         ("run --data-path /nowhere --dataset fmnist", "does not exist"),
         ("resume nowhere", "nowhere does not exist"),

@@ -97,10 +97,42 @@ def test_own_algorithms_are_checked(digits):
     for algorithm, words in (
         (NoDataclass(), "must be a dataclass"),
         (WrongSize(), "state.w must be the model"),
-        (Forgets(), "must be a dataclass"),
+        (Forgets(), "Forgets.aggregate returned nothing: end it with `return state`"),
     ):
         with pytest.raises(mf.UsageError, match=words):
             mf.simulate(**digits, algorithm=algorithm, rounds=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"local": mf.LocalSGD(lr=lambda t: 0.1 * (1 - t / 4))}, "the learning rate of round 4 must be more than 0"),
+        ({"global_lr": lambda t: 0.1 * (1 - t / 4)}, "the learning rate of round 4 must be more than 0"),
+        ({"loss": torch.nn.CrossEntropyLoss(reduction="none")}, "must give one number: the mean over the batch"),
+        ({"global_lr": torch.optim.lr_scheduler.CosineAnnealingLR}, "a function of the round, got <class"),
+    ],
+)
+def test_what_would_fail_late_is_told_at_once(digits, given, words):
+    def told(row, total):
+        raise AssertionError("a round was trained")
+
+    with pytest.raises(mf.UsageError, match=words):
+        mf.simulate(**digits, **given, rounds=5, progress=told)
+
+
+def test_the_names_of_built_in_things_are_taken():
+    class FedAvg(mf.FedAvg):
+        pass
+
+    with pytest.raises(mf.UsageError, match="algorithm 'fedavg' is mimicfl's own"):
+        mf.register("fedavg", FedAvg)
+    with pytest.raises(mf.UsageError, match="model 'mlp' is mimicfl's own"):
+        mf.models.register("mlp", lambda: None)
+
+
+def test_weight_decay_is_named_where_it_may_be_the_cause(digits):
+    with pytest.raises(mf.Diverged, match="lower the learning rate or the weight decay"):
+        mf.simulate(**digits, rounds=20, local=mf.LocalSGD(lr=0.1, weight_decay=1e9))
 
 
 @dataclasses.dataclass(frozen=True)

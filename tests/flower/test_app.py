@@ -145,7 +145,7 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
         federate(mff.MimiC(lr=0.05, **base), 1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC"])
+@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC", "FedVARP", "FedAU", "FedAvgM"])
 def test_stopped_and_resumed_ends_as_one_never_stopped(name, tmp_path):
     from .problems import LOCAL, federate
 

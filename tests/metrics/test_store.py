@@ -12,6 +12,7 @@ import torch
 
 import mimicfl as mf
 from mimicfl import files
+from mimicfl.config import from_dict, read_toml
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder, find_runs
 from mimicfl.runner import resume
@@ -273,3 +274,26 @@ def test_states_that_share_memory_can_be_saved(tmp_path, digits):
 
     history = mf.simulate(**digits, algorithm=Echo(), rounds=2, out=tmp_path)
     assert torch.equal(history.params, mf.simulate(**digits, algorithm="fedavg", rounds=2).params)
+
+
+def test_a_run_between_two_checkpoints_says_of_which_round_its_model_is(digits, tmp_path):
+    def stop(row, total):
+        if row["round"] == 7:
+            raise KeyboardInterrupt
+
+    given = {**digits, "availability": "static:0.3,warm_start=true", "local": mf.LocalSGD(steps=1)}
+    with pytest.raises(KeyboardInterrupt):
+        mf.simulate(**given, rounds=12, out=tmp_path, checkpoint_every=5, progress=stop)
+    history = mf.read(tmp_path)
+    assert (len(history.rows), history.params_round) == (8, 5)
+    assert "params after 5 rounds" in repr(history)
+    assert torch.equal(history.params, mf.simulate(**given, rounds=5).params)
+    finished = mf.simulate(**given, rounds=12, out=tmp_path)
+    assert finished.params_round == mf.read(tmp_path).params_round == 12
+    assert "params after" not in repr(finished)
+
+
+def test_runs_that_no_settings_describe_say_so(digits, tmp_path):
+    mf.simulate(**digits, rounds=1, out=tmp_path)
+    with pytest.raises(mf.UsageError, match="is of a run made of Python objects, which no settings describe"):
+        from_dict(read_toml(tmp_path / "config.toml"))

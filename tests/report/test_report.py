@@ -193,10 +193,12 @@ def test_all_settings_at_a_glance():
     assert overview(summary.group(ends({"mimic": [0.8]}, lr=0.1) + ends({"mimic": [0.9]}, lr=0.5))) is None
 
 
-@pytest.mark.parametrize("width", [40, 60, 200])
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 200])
 @pytest.mark.parametrize("long", [False, True])
 def test_a_narrow_terminal_cuts_no_number(width, long):
     own = ends({"fedavgm:momentum=0.123456789,damped=false": [0.1, 0.2]}, lr=0.1) if long else []
+    for k in range(3 if long else 0):  # settings whose names want more room than their numbers
+        own += ends({"fedavg": [0.9, 0.91], "mimic": [0.8, 0.81]}, availability=f"markov:0.0{k},0.5", partition="dirichlet:0.3")
     found = overview(summary.group([run for g in two_settings() for run in g.runs] + own))
     console = Console(width=width, record=True, file=io.StringIO())
     for view in overview_tables(found, width):

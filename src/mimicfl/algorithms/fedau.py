@@ -22,7 +22,7 @@ class FedAuState(State):
 class FedAU:
     """w_{t+1} = w_t - eta_t sum over S_t of omega_i g_i / N, with omega_i the mean gap between the rounds client i was there before t.
 
-    One number a client, nothing the size of the model: omega_i estimates 1 / p_i, so that everybody counts alike in the long run.
+    A few numbers a client, nothing the size of the model: omega_i estimates 1 / p_i, so that everybody counts alike in the long run.
     A client away for `cutoff` rounds has a gap of that length counted as if it had been there, so that one long absence does not make
     it louder without bound.
     """

@@ -62,7 +62,7 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
 def compare(arguments: argparse.Namespace, console: Console) -> None:
     e = experiment(arguments, also=("algorithms", "seeds"))
     runner.load_plugins(e.plugins)
-    names = runner.split_specs(runner.algorithm_list(arguments.algorithms or runner.ALL))
+    names = runner.algorithm_list(arguments.algorithms or runner.ALL)
     _compare(arguments, console, e, names, runner.seed_list(arguments.seeds))
 
 
@@ -139,8 +139,9 @@ def _announcement(e: Experiment, out: Path) -> str:
 
 def _finish(console: Console, history: History, out: Path) -> None:
     last = history.rows[-1]
-    accuracy = history.last("test_accuracy")
-    result = f"test accuracy {show('test_accuracy', accuracy)}" if accuracy is not None else f"test loss {history.last('test_loss'):.4g}"
+    accuracy, loss = history.last("test_accuracy"), history.last("test_loss")
+    result = "never tested" if loss is None else f"test loss {loss:.4g}"
+    result = result if accuracy is None else f"test accuracy {show('test_accuracy', accuracy)}"
     up, down = (f"{last[f'vectors_{way}']} vectors ({last[f'bytes_{way}'] / 1e6:.3g} MB) {way}" for way in ("up", "down"))
     console.print(f"{result} after {last['round'] + 1} rounds, {last['uploads']} uploads; {up}, {down}", soft_wrap=True)
     console.print(f"see it: mimicfl report {out}", soft_wrap=True)

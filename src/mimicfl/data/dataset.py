@@ -100,6 +100,11 @@ class Data:
             self._resident[key] = x.to(device), y.to(device, dtype) if y.is_floating_point() else y.to(device)
         return self._resident[key]  # type: ignore[no-any-return]
 
+    def __repr__(self) -> str:
+        kind = f"{self.num_classes} classes" if self.num_classes else "real targets"
+        shape = "x".join(map(str, self.x_train.shape[1:]))
+        return f"Data({self.name}: {len(self.x_train):,} training and {len(self.x_test):,} test samples of {shape}, {kind})"
+
     def checksum(self) -> int:
         """A number for all samples and labels; computed once."""
         if "checksum" not in self._resident:

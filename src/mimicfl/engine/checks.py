@@ -57,6 +57,8 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
         )
     try:
         value = loss(output, y)
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise ValueError(f"it gives a tensor of shape {tuple(value.shape)}, but must give one number: the mean over the batch")
         value.backward()
         correct(output.detach(), y)
     except Exception as error:
@@ -74,7 +76,10 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
 
 
 def check_rate(run: Any) -> None:
-    """A global rate that was found from constants must fit the run it is used in."""
+    """A rate of zero or less must not surface after an hour; one that was found from constants must fit the run it is used in."""
+    for t, m in enumerate(run.available.sum(axis=1).tolist()):
+        if m:
+            run.local_lr(t, m), run.global_lr(t, m)  # own functions are checked wherever they are called
     if isinstance(run.global_lr, theory) and run.global_lr.horizon is not None and run.available.any():
         if run.local.extras:
             without = " and ".join(run.local.extras)
@@ -88,6 +93,8 @@ def check_rate(run: Any) -> None:
 def check_state(state: Any, w: Tensor, before: Any, algorithm: object) -> None:
     """An algorithm's state must be what can be saved and resumed: a dataclass of tensors, the same one in every round."""
     name = type(algorithm).__name__
+    if state is None:
+        raise UsageError(f"{name}.{'init' if before is None else 'aggregate'} returned nothing: end it with `return state`")
     if not dataclasses.is_dataclass(state) or isinstance(state, type) or state.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         raise UsageError(f"{name}: the state must be a dataclass (not frozen) like mimicfl.State, got {type(state).__name__}")
     if before is not None and type(state) is not type(before):

@@ -98,7 +98,8 @@ def _noted(failed: dict[Run, Diverged], run: Run) -> Iterator[None]:
         yield
     except Diverged as error:
         kept = "" if run.keeper is None else run.keeper.last_good()
-        failed[run] = Diverged(f"{error}: lower the learning rate{kept}")
+        or_decay = " or the weight decay" if run.local.weight_decay else ""
+        failed[run] = Diverged(f"{error}: lower the learning rate{or_decay}{kept}")
 
 
 @contextmanager

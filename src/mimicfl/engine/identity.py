@@ -50,7 +50,7 @@ def told(thing: Any, depth: int = 0) -> Any:
     if isinstance(thing, np.ndarray) and thing.dtype != object:
         return [str(thing.dtype), list(thing.shape), zlib.crc32(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data)]
     kind = thing if isinstance(thing, type) else type(thing)
-    named = f"{kind.__module__}.{kind.__qualname__}"
+    named = kind.__qualname__  # without its module: a file may be imported as a plugin, run as a program, or moved
     if depth == DEEPEST or isinstance(thing, (type, types.ModuleType)):
         return named
     within = functools.partial(told, depth=depth + 1)
@@ -68,7 +68,7 @@ def told(thing: Any, depth: int = 0) -> Any:
         held = [cell.cell_contents for cell in thing.__closure__ or () if cell != types.CellType()]
         nameless = "<" in thing.__qualname__  # <lambda>, or a local function
         code = _code(thing.__code__) if nameless else ""
-        return [thing.__module__, thing.__qualname__, code, within(thing.__defaults__), within(thing.__kwdefaults__), within(held)]
+        return [thing.__qualname__, code, within(thing.__defaults__), within(thing.__kwdefaults__), within(held)]
     if isinstance(thing, nn.Module):  # its layers' settings; its weights are in the state_dict
         own = {key: value for key, value in vars(thing).items() if not key.startswith("_") and key != "training"}
         return [named, within(own), *([name, within(child)] for name, child in thing.named_children()), within(dict(thing.named_buffers()))]

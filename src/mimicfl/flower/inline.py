@@ -30,6 +30,8 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
 from ..errors import whole
+from .client import hello
+from .wire import OURS
 
 PULL = 0.005
 log = logging.getLogger("flwr")
@@ -93,7 +95,10 @@ class Federation:
             reply = self.app(message, context) if isinstance(self.app, ClientApp) else self.app(node, message, context)
         except Exception as error:
             log.debug("client at node %s", node, exc_info=True)
-            reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+            if OURS in message.content and "hello" in message.content[OURS]:
+                reply = hello(message, context)  # an app that does not say who it is: its place here is known
+            else:
+                reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         if reply is not None:  # None: the client has gone without a word
             reply.metadata.__dict__["_message_id"] = secrets.token_hex(16)
             self.state.store_message_res(reply)

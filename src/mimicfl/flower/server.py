@@ -49,7 +49,7 @@ class ServerForm:
         self.open = type(algorithm) in (*OPEN, algorithms.FedProx)
         label = type(algorithm).__name__
         if not self.open and num_clients is None:
-            raise UsageError(f"{label} is a mean over all clients and must know how many there are: pass num_clients=N")
+            raise UsageError(f"{label} may weigh by, or keep, all N clients and must know how many there are: pass num_clients=N")
         if not self.open and weighting == "samples" and sizes is None:
             raise UsageError(f"{label} weighs all clients, absent ones too: pass sizes={{client: samples}}, or weighting='uniform'")
         self.clients: list[str] = []  # whose row is which, in order of appearance
@@ -119,6 +119,12 @@ class ServerForm:
         if self.update == "mean":
             g = g / K[:, None].to(g.dtype)
         self.state = self.algorithm.aggregate(self.state, rows, g, algorithms.Step(t, eta, eta_L, K, weights, share, self.update))
+        if bool(torch.isnan(K).any()) and bool(torch.isnan(self.w).any()):
+            silent = clients[int(torch.isnan(K).nonzero()[0])]
+            raise UsageError(
+                f"{type(self.algorithm).__name__} uses the number of local steps, which client {silent} does not tell: "
+                "let clients send it as the metric 'steps', or use mimicfl.flower.client_app"
+            )
         self.merge_buffers(clients, updates, weights)
 
     def ordered(self, updates: dict[str, Update]) -> tuple[list[str], Tensor]:

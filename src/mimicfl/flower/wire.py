@@ -37,7 +37,7 @@ class Update:
     """What one client's answer comes to."""
 
     g: Tensor  # [d] sum of the local steps, in gradient units
-    K: float = 1  # local steps, or with momentum how many gradients' worth they are
+    K: float = math.nan  # local steps, or with momentum how many gradients' worth they are; not a number where the client does not tell
     samples: float = 1.0
     loss: float | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
@@ -176,9 +176,10 @@ def _metrics(content: RecordDict, needs_steps: bool) -> tuple[float, float, floa
         told |= dict(record)
     if needs_steps and "steps" not in told:
         raise Refused("it does not tell its number of local steps, which is needed here: use mimicfl.flower.client_app")
+    untold = "steps" not in told
     steps, samples, loss = told.get("steps", 1), told.get("num-examples", 1), told.get("train-loss", told.get("train_loss"))
     if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not 1 <= steps < math.inf:
         raise Refused(f"it claims {steps!r} local steps")
     if not isinstance(samples, (int, float)) or not math.isfinite(samples) or samples <= 0:
         raise Refused(f"it claims {samples!r} samples")
-    return steps, float(samples), float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None
+    return math.nan if untold else steps, float(samples), float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None

@@ -116,7 +116,7 @@ def schedule(rate: Any) -> Schedule:
             return RATES.make(rate)  # type: ignore[no-any-return]
     if isinstance(rate, Real):
         return constant(float(rate))
-    if not callable(rate):
+    if not callable(rate) or isinstance(rate, type):
         raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {rate!r}")
     if type(rate) in RATES.factories.values():
         return rate  # type: ignore[no-any-return]

@@ -36,11 +36,17 @@ class History:
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or what makes it, when it is wanted
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
+    params_round: int = -1  # how many rounds `params` have seen: all, or fewer where an unfinished run was read between two checkpoints
+
+    def __post_init__(self) -> None:
+        if self.params_round < 0:
+            self.params_round = len(self.rows)
 
     def __repr__(self) -> str:
         ends = [f"{key} {self.last(key):.4g}" for key in ("test_accuracy", "test_loss", "distance") if self.last(key) is not None]
         named = [str(self.config[key]) for key in ("algorithm", "availability") if self.config.get(key)]
-        return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends])})"
+        behind = [f"params after {self.params_round} rounds"] if self.params_round < len(self.rows) else []
+        return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends, *behind])})"
 
     def model(self) -> nn.Module:
         """The trained module, a new copy."""
@@ -85,7 +91,7 @@ def read(folder: RunFolder) -> History:
     final = folder.load("final")
     tensors, facts = final or ({}, {})
     if final is None:
-        saved, _ = folder.load("checkpoint") or ({}, {})
+        saved, facts = folder.load("checkpoint") or ({}, {})
         tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
     counts = tensors.get("class_counts")
     accuracy = tensors.get("client_accuracy")
@@ -100,6 +106,7 @@ def read(folder: RunFolder) -> History:
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
         environment=folder.environment(),
+        params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )
 
 

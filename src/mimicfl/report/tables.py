@@ -121,15 +121,17 @@ def overview_tables(found: Overview, width: int) -> list[Table]:
         if not pieces or sum(BETWEEN + c.widest for c in (*pieces[-1], column)) > room:
             pieces.append([])
         pieces[-1].append(column)
-    return [_piece(found.algorithms, columns, names) for columns in pieces]
+    return [_piece(found.algorithms, columns, names, room) for columns in pieces]
 
 
-def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int) -> Table:
+def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int, room: int) -> Table:
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("algorithm", overflow="fold", min_width=names, max_width=names)
+    spare = max(room - sum(BETWEEN + column.widest for column in columns), 0) // len(columns)
     for column in columns:  # a long setting is folded, its numbers are not
-        most = max(column.widest, WIDEST_SETTING)
-        view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", min_width=column.widest, max_width=most)
+        wanted = min(max(len(column.setting), len(column.head)), WIDEST_SETTING)
+        width = min(max(column.widest, wanted), column.widest + spare)
+        view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", width=width)
     for k, algorithm in enumerate(algorithms):
         view.add_row(algorithm, *(str(column.entries[k]) for column in columns))
     return view

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ..algorithms import ALGORITHMS
 from ..config import SETTINGS, Experiment, from_dict, read_settings
 from ..errors import UsageError, nearest, whole
 from ..runner import folder_name
@@ -40,7 +41,9 @@ def read_sweep(file: str | Path) -> Plan:
         if name in plan:
             raise UsageError(f"{file}: two runs would have the folder {name}: a value stands twice in the grid")
         plan[name] = experiment
-        same = seen.setdefault(json.dumps(experiment.to_dict()), name)  # 0 and 0.0 make two names of one run
+        # 0 and 0.0 make two names of one run, and so do `fedau` and `fedau:cutoff=50`
+        facts = experiment.to_dict() | {"algorithm": ALGORITHMS.meaning(experiment.algorithm)}
+        same = seen.setdefault(json.dumps(facts), name)
         if same != name:
             raise UsageError(f"{file}: {same} and {name} would be the same run: a value stands twice in the grid")
     return plan
