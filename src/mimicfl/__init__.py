@@ -6,6 +6,7 @@ from .algorithms import MIFA, SCAFFOLD, FedAU, FedAvg, FedAvgM, FedProx, FedVARP
 from .config import Experiment
 from .data import datasets, partition
 from .data.dataset import Data
+from .engine.moment import Moment
 from .engine.simulate import simulate
 from .errors import Diverged, UsageError
 from .local import lr, models
@@ -28,6 +29,7 @@ __all__ = [
     "History",
     "LocalSGD",
     "MimiC",
+    "Moment",
     "State",
     "Step",
     "Task",

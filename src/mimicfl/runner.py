@@ -18,6 +18,7 @@ from .config import CAME_LATER, MADE_BY, Experiment, from_dict, with_later
 from .data import partition
 from .data.dataset import Data
 from .data.datasets import DATASETS, load
+from .engine.moment import EachRound
 from .engine.pick import check_engine
 from .engine.run import Run
 from .engine.simulate import simulate
@@ -126,11 +127,12 @@ def run(
     out: str | Path | None = None,
     progress: Reporter | None = None,
     notice: Callable[[str], None] | None = None,
+    each_round: EachRound | None = None,
 ) -> History:
-    """Run an experiment; with `out`, in that folder, going on where it stopped."""
+    """Run an experiment; with `out`, in that folder, going on where it stopped. `each_round` as in `simulate`."""
     settled, arguments = settle(experiment)
     tell = (lambda row, total: progress(settled, row, total)) if progress else None
-    return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice)
+    return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice, each_round=each_round)
 
 
 def resume(

@@ -43,6 +43,7 @@ class Keeper:
         tensors, facts = saved
         check_owner(folder, name, facts, run)
         run.rows = folder.rows_of(facts)
+        run.end_where_stopped()
         run.engine = facts.get("engine", "plain")
         if name == "final":
             return

@@ -28,6 +28,7 @@ from .cohort import Answers, Ask
 from .horizon import plan
 from .identity import identity
 from .keeper import Keeper
+from .moment import EachRound, look
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
 
@@ -99,6 +100,7 @@ class Run:
         self.score: Score | None = None  # of the model as it is now
         self.watch: Watch | None = None  # looks at the rounds from the side, where that is asked for
         self.diagnosis: Diagnosis | None = None  # of this round
+        self.each_round: EachRound | None = None
         self.engine = "plain"
         self.config: dict[str, Any] = {}
         self.keeper: Keeper | None = None
@@ -207,10 +209,19 @@ class Run:
         row["seconds"] = round(time.perf_counter() - self.began, 6)
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
+        if self.each_round is not None and look(self.each_round, self, row):
+            score = self._score()  # the last model is always tested
+            row |= {"test_loss": score.loss, "test_accuracy": score.accuracy, "class_accuracy": score.class_accuracy, "stopped": True}
         self.rows.append(row)
+        self.end_where_stopped()
         if self.keeper is not None:
             self.keeper.append(row)
         return row
+
+    def end_where_stopped(self) -> None:
+        """There are no rounds after one that `each_round` called the last."""
+        if self.rows and self.rows[-1].get("stopped"):
+            self.available = self.available[: self.t]
 
     @property
     def due(self) -> bool:

@@ -17,6 +17,7 @@ from ..metrics.history import History, Row
 from ..registry import describe
 from . import watching
 from .drive import Watch, drive
+from .moment import EachRound
 from .pick import check_engine, pick
 from .run import Run
 
@@ -46,6 +47,7 @@ def simulate(
     diagnose: Any = None,
     out: str | Path | None = None,
     checkpoint_every: int | None = None,
+    each_round: EachRound | None = None,
     progress: Progress | None = None,
     notice: Callable[[str], None] | None = None,
     config: dict[str, Any] | None = None,
@@ -72,8 +74,11 @@ def simulate(
     out               a folder for rows, checkpoints and the result; called again with the same arguments, a stopped run
                       goes on where it was and ends bit-equal to one never stopped
     checkpoint_every  rounds between checkpoints; None spends at most 5 % of the time on them
+    each_round        called after each round with a `Moment`: its row, `params`, `model()` and `stop()`; a dict that it returns joins the
+                      row, on disk as well
     progress          called after each round with its row and the number of rounds
     notice            called once with a sentence: which engine was taken, and why
+    config            settings to keep in the folder instead of a description of these arguments
     """
     local = LocalSGD() if local is None else local
     what = {"rounds": rounds, "uploads": uploads, "global_lr": global_lr, "weighting": weighting}
@@ -82,6 +87,7 @@ def simulate(
     run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work, **how)
     check_engine(engine, run.device)  # before anything is written
     watching.watch(run, diagnose)
+    run.each_round = each_round
     run.config = config or _in_words(run, what)
     if out is not None:
         run.open(out, run.config, checkpoint_every)
