@@ -13,6 +13,7 @@ from ..data.dataset import Data
 from ..errors import UsageError
 from ..local.losses import Loss, cross_entropy
 from ..local.lr import check_certificate, theory
+from ..local.update import LocalSGD
 from ..metrics.evaluate import correct
 from ..rows import Rows
 from ..theory.rounds import Rounds
@@ -85,9 +86,15 @@ def check_rate(run: Any) -> None:
             without = " and ".join(run.local.extras)
             raise UsageError(f"a rate with a certificate is for plain SGD: leave out {without}, or give another global_lr")
         rounds = Rounds(np.ones(len(run.available)), run.available)
-        steps = max(len(run.local.batch_sizes(int(size))) for size in run.clients.sizes)
+        steps = max(len(run.local.batch_sizes(int(size), client)) for client, size in enumerate(run.clients.sizes))
         largest = max(run.local_lr(int(t), int(m)) for t, m in zip(rounds.number, rounds.m, strict=True))
         check_certificate(run.global_lr, rounds, steps, largest, run.update)
+
+
+def check_lists(local: LocalSGD, clients: int) -> None:
+    for name, numbers in local.lists.items():
+        if len(numbers) != clients:
+            raise UsageError(f"{name} has {len(numbers)} numbers, one a client, and there are {clients} clients")
 
 
 def check_state(state: Any, w: Tensor, before: Any, algorithm: object) -> None:

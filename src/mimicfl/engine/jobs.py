@@ -31,7 +31,7 @@ class Needs:
     @classmethod
     def of(cls, asks: Sequence[Ask]) -> "Needs":
         """For these asks and all like them: any client of their populations."""
-        plans = [ask.local.batch_sizes(int(size)) for ask in asks for size in {ask.clients.sizes.max(), ask.clients.sizes.min()}]
+        plans = [plan for ask in asks for plan in _plans(ask)]
         return cls(
             batch=max(max(sizes) for sizes in plans),
             steps=max(len(sizes) for sizes in plans),
@@ -145,3 +145,10 @@ def hand_out(asks: Sequence[Ask], jobs: Jobs, g: Tensor, total: Tensor) -> list[
 def _unchanged(ask: Ask) -> dict[str, Tensor]:
     """Buffers that training does not touch, as every client would send them back."""
     return {name: value.expand(len(ask.active), *value.shape) for name, value in ask.buffers.items()}
+
+
+def _plans(ask: Ask) -> list[list[int]]:
+    """The batches of any client that may be the widest or the longest."""
+    sizes = ask.clients.sizes
+    likely = range(len(sizes)) if ask.local.lists else (int(sizes.argmax()), int(sizes.argmin()))
+    return [ask.local.batch_sizes(int(sizes[client]), client) for client in likely]

@@ -148,7 +148,7 @@ def estimate(runs: Sequence[Run]) -> float:
     for run in runs:
         steps = samples = 0
         for client in np.flatnonzero(times := run.available[run.t :].sum(axis=0)).tolist():
-            sizes = run.local.batch_sizes(int(run.clients.sizes[client]))
+            sizes = run.local.batch_sizes(int(run.clients.sizes[client]), client)
             steps += int(times[client]) * len(sizes)
             samples += int(times[client]) * sum(sizes)
         kind = run.device.type

@@ -23,7 +23,7 @@ from ..metrics.evaluate import Score, client_accuracy, evaluate
 from ..metrics.history import History, Row, read
 from ..params import Workspace, average_buffers
 from ..rows import Budget, Rows
-from .checks import check_model, check_rate, check_state, pick_device
+from .checks import check_lists, check_model, check_rate, check_state, pick_device
 from .cohort import Answers, Ask
 from .horizon import plan
 from .identity import identity
@@ -75,6 +75,7 @@ class Run:
         self.work = Workspace(model, self.device)
         dtype = self.work.w.dtype
         self.split = as_split(split, len(data.x_train))
+        check_lists(local, len(self.split))
         self.clients = Clients(data, self.split, self.device, dtype)
         self.test = Holdout(data, self.device, dtype)
         self.class_counts = data.class_counts(self.split)

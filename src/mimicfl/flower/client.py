@@ -65,6 +65,8 @@ def client_app(
     secure_only   train in rounds of secure aggregation only: a server that asks for a plain update gets none
     """
     work = local or LocalSGD()
+    if work.lists:
+        raise UsageError(f"{next(iter(work.lists))} must be one number here: every client of a network has a LocalSGD of its own")
     app = ClientApp()
     app.query()(hello)
     where = torch.device(device)

@@ -35,6 +35,6 @@ def draw(
 ) -> tuple[list[int], np.ndarray, np.ndarray | None]:
     """A client's batches in a round: their sizes, its samples in the order they come, and how each image is moved where they are."""
     samples = int(clients.sizes[client])
-    sizes = local.batch_sizes(samples)
+    sizes = local.batch_sizes(samples, client)
     order = local.order(samples, sizes, stream(seed, "batches", *key))
     return sizes, order, random_moves(len(order), stream(seed, "augment", *key)) if clients.data.augment else None

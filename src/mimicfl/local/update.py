@@ -5,8 +5,8 @@ and the clipping of gradients that the user wants.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,17 @@ from .lr import schedule
 class LocalSGD:
     """What a client does in a round: `epochs` passes over its data, or `steps` steps, of SGD with rate `lr`.
 
-    `batch_size=None` is full-batch gradient descent. Every pass is a new shuffle; its last batch may be smaller. `weight_decay` adds
-    weight_decay * w to every gradient: the clients then train f_i(w) + weight_decay/2 |w|^2. `momentum` is PyTorch's, from zero in every
-    round: u = momentum u + h, w = w - lr u. `clip_norm` shortens every batch's gradient that is longer to this length, before anything is
-    added to it, as `torch.nn.utils.clip_grad_norm_` does; 0 is no clipping.
+    `epochs` or `steps` as a list, one number a client, lets slow clients do less. `batch_size=None` is full-batch gradient descent. Every
+    pass is a new shuffle; its last batch may be smaller. `weight_decay` adds weight_decay * w to every gradient: the clients then train
+    f_i(w) + weight_decay/2 |w|^2. `momentum` is PyTorch's, from zero in every round: u = momentum u + h, w = w - lr u. `clip_norm`
+    shortens every batch's gradient that is longer to this length, before anything is added to it, as `torch.nn.utils.clip_grad_norm_`
+    does; 0 is no clipping.
     """
 
-    epochs: int | None = None
+    epochs: int | Sequence[int] | None = None
     batch_size: int | None = 16
     lr: Any = 0.01
-    steps: int | None = None
+    steps: int | Sequence[int] | None = None
     weight_decay: float = 0.0
     momentum: float = 0.0
     clip_norm: float = 0.0
@@ -43,8 +44,12 @@ class LocalSGD:
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         for name in ("epochs", "steps", "batch_size"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, whole(name, getattr(self, name), high=10_000_000))
+            value = getattr(self, name)
+            if name != "batch_size" and isinstance(value, (Sequence, np.ndarray, Tensor)) and not isinstance(value, str):
+                numbers = value if isinstance(value, Sequence) else value.tolist()
+                object.__setattr__(self, name, tuple(whole(f"each of {name}", number, high=10_000_000) for number in numbers))
+            elif value is not None:
+                object.__setattr__(self, name, whole(name, value, high=10_000_000))
         schedule(self.lr)
         object.__setattr__(self, "weight_decay", number("weight_decay", self.weight_decay, low=0))
         object.__setattr__(self, "momentum", fading("momentum", self.momentum))
@@ -54,6 +59,15 @@ class LocalSGD:
     def extras(self) -> list[str]:
         """What makes its steps other than plain gradients of the loss, by name."""
         return [name for name in ("weight_decay", "momentum", "clip_norm") if getattr(self, name)]
+
+    @property
+    def lists(self) -> dict[str, tuple[int, ...]]:
+        """What is said client by client."""
+        return {name: value for name in ("epochs", "steps") if isinstance(value := getattr(self, name), tuple)}
+
+    def of(self, client: int) -> "LocalSGD":
+        """What this client does."""
+        return replace(self, **{name: each[client] for name, each in self.lists.items()}) if self.lists else self
 
     def decayed(self, w_t: Tensor, shift: Tensor | float, mu: float) -> tuple[Tensor | float, float]:
         """Shift and mu with the weight decay in them: decay w = decay w_t + decay (w - w_t), so no engine need know of it."""
@@ -72,8 +86,12 @@ class LocalSGD:
             K - 1
         ]  # a step holds 1 + beta + beta^2 + ... of a gradient; added up, not in closed form: K = 1 is 1
 
-    def batch_sizes(self, samples: int) -> list[int]:
+    def batch_sizes(self, samples: int, client: int = 0) -> list[int]:
         """The sizes of all K batches of one round for a client with so many samples."""
+        if self.lists:
+            return self.of(client).batch_sizes(samples)
+        assert not isinstance(self.epochs, Sequence)
+        assert not isinstance(self.steps, Sequence)
         size = min(self.batch_size or samples, samples)
         per_pass = [size] * (samples // size) + ([samples % size] if samples % size else [])
         if self.epochs is not None:
