@@ -9,7 +9,7 @@ from .data.dataset import Data
 from .engine.moment import Moment
 from .engine.simulate import simulate
 from .errors import Diverged, UsageError
-from .local import lr, models
+from .local import losses, lr, models
 from .local.update import LocalSGD
 from .metrics.history import History
 from .runner import frame, read, run
@@ -38,6 +38,7 @@ __all__ = [
     "compare",
     "datasets",
     "frame",
+    "losses",
     "lr",
     "memory",
     "models",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from . import algorithms, availability
 from .config import CAME_LATER, MADE_BY, Experiment, from_dict, with_later
@@ -30,7 +31,7 @@ from .metrics import history
 from .metrics.diagnostics import plan
 from .metrics.history import History, Row
 from .metrics.store import RunFolder, find_runs
-from .registry import Registry, parse, split_at_commas
+from .registry import NAMED_BY, parse, split_at_commas
 
 if TYPE_CHECKING:
     import pandas
@@ -149,7 +150,7 @@ def read(path: str | Path) -> History:
     """A run from its folder, finished or not. Only `model()` needs its data, and settings that name the model."""
     folder = RunFolder(path)
     named = folder.config.get("source") not in MADE_BY
-    return dataclasses.replace(history.read(folder), template=(lambda: build(settings_of(folder))["model"]) if named else None)
+    return dataclasses.replace(history.read(folder), template=(lambda: _model(folder)) if named else None)
 
 
 def frame(*paths: str | Path) -> "pandas.DataFrame":
@@ -189,12 +190,23 @@ def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
         load_plugins(used)
     except UsageError as error:
         raise UsageError(str(error) if plugins else f"{error}; if it is elsewhere now: {remedy}") from None
-    registries: tuple[Registry[Any], ...] = (algorithms.ALGORITHMS, availability.PATTERNS, models.MODELS, DATASETS)
-    for registry in registries:
-        name = parse(getattr(e.resolved(), registry.kind))[0]
-        if name not in registry.factories:  # it was known when the run began, so it is no slip of the finger
-            raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: give the file that registers it, {remedy}")
+    check_known(e, folder, f"give the file that registers it, {remedy}")
     return dataclasses.replace(e, plugins=used)
+
+
+def check_known(e: Experiment, folder: RunFolder, remedy: str) -> None:
+    """What the settings of a run name was known when it began; where it is not now, it is no slip of the finger."""
+    for setting, registry in NAMED_BY.items():
+        value = getattr(e.resolved(), setting)
+        name = parse(value)[0] if isinstance(value, str) else ""
+        if name and name not in (*registry.factories, "auto", "local"):
+            raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: {remedy}")
+
+
+def _model(folder: RunFolder) -> nn.Module:
+    e = settings_of(folder)
+    check_known(e, folder, "import what registers it first")
+    return build(e)["model"]  # type: ignore[no-any-return]
 
 
 def folder_name(algorithm: str, seed: int) -> str:

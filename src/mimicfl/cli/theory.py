@@ -13,7 +13,7 @@ from ..data.clients import Clients
 from ..data.dataset import as_split
 from ..errors import UsageError
 from ..files import explained
-from ..local.losses import LOSSES, as_loss
+from ..local.losses import as_loss, built_in_name
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, find_runs
 from ..params import flatten
@@ -106,7 +106,7 @@ def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None
     if L is not None:
         return L, K, [f"L = {L:g} (given)", *sentences]
     loss = as_loss(parts["loss"] or parts["data"].loss)
-    kind = next((name for name in LOSSES if LOSSES.find(name) is loss), "")
+    kind = built_in_name(loss)
     batches = [parts["local"].batch_sizes(int(size))[0] for size in clients.sizes]
     points = [first, *([history.params.to(first)] if history.params.numel() == first.numel() else [])]
     found = constants(Population(parts["model"], clients, loss), points, batches, kind)

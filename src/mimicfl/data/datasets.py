@@ -23,7 +23,7 @@ from .dataset import Data
 from .download import cache_dir, say
 from .synthetic import synthetic
 
-DATASETS: Registry[Data] = Registry("dataset")
+DATASETS: Registry[Data] = Registry("dataset", ("dataset",))
 register = DATASETS.register
 FETCHABLE: dict[str, ModuleType] = {"fmnist": fashion, "cifar10": cifar}
 ABOUT = {

@@ -13,7 +13,8 @@ from ..registry import Registry
 from ..seeds import stream
 
 Split = list[np.ndarray]
-PARTITIONS: Registry[Split] = Registry("partition")
+PARTITIONS: Registry[Split] = Registry("partition", ("partition",))
+register = PARTITIONS.register
 
 
 def shards(labels: Any, num_clients: int, shards_per_client: int = 2, seed: int = 0) -> Split:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ..errors import UsageError
-from ..local.losses import LOSSES
+from ..local.losses import built_in_name
 from ..metrics.diagnostics import Watch, plan
 from ..theory.population import Population
 from .run import Run
@@ -16,7 +16,7 @@ def watch(run: Run, diagnose: Any) -> None:
         return
     if run.local.extras:
         raise UsageError(f"diagnose is for plain SGD, whose steps are gradients of the loss: leave out {' and '.join(run.local.extras)}")
-    kind = next((name for name in LOSSES if LOSSES.find(name) is run.loss), "")
+    kind = built_in_name(run.loss)
     population = Population(run.template, run.clients, run.loss, run.share)
     low = 0.0 if kind else None  # the built-in losses are never negative
     if run.optimum is not None:

@@ -25,8 +25,10 @@ RATES: Registry[Any] = Registry(
     "a number, a text such as geometric:0.01,0.95 or one of mimicfl.lr in settings (simulate takes a function of the round as well)",
 )
 
+register = RATES.register
 
-@RATES.register("constant")
+
+@register("constant")
 @dataclass(frozen=True)
 class constant:
     """eta_t = rate."""
@@ -40,7 +42,7 @@ class constant:
         return float(self.rate)
 
 
-@RATES.register("geometric")
+@register("geometric")
 @dataclass(frozen=True)
 class geometric:
     """eta_t = max(rate * decay^t, floor); the paper's Table II is geometric(0.01, 0.95) and (0.01, 0.99)."""
@@ -58,7 +60,7 @@ class geometric:
         return float(max(self.rate * self.decay**t, self.floor))
 
 
-@RATES.register("theory")
+@register("theory")
 @dataclass(frozen=True)
 class theory:
     """eta_t = c |S_t| / (t + beta), the form of the paper's Lemma 6.
@@ -113,12 +115,12 @@ def schedule(rate: Any) -> Schedule:
         try:
             rate = float(rate)
         except ValueError:
-            return RATES.make(rate)  # type: ignore[no-any-return]
+            rate = RATES.make(rate)
     if isinstance(rate, Real):
         return constant(float(rate))
     if not callable(rate) or isinstance(rate, type):
         raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {rate!r}")
-    if type(rate) in RATES.factories.values():
+    if type(rate) in (constant, geometric, theory):
         return rate  # type: ignore[no-any-return]
     return Own(rate, _takes_two(rate))
 

@@ -16,7 +16,7 @@ from ..errors import UsageError, whole
 from ..registry import Registry
 from ..seeds import torch_stream
 
-MODELS: Registry[nn.Module] = Registry("model")
+MODELS: Registry[nn.Module] = Registry("model", ("model",))
 register = MODELS.register
 
 
