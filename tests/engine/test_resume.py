@@ -1,5 +1,6 @@
 """Nothing is lost: a run stopped anywhere goes on to the same end, bit for bit."""
 
+import dataclasses
 import json
 import os
 import random
@@ -187,3 +188,55 @@ def test_compared_algorithms_share_chance(tmp_path):
     first = [results[a][0].rows[0] for a in ("fedavg", "mimic")]
     assert first[0]["train_loss"] == first[1]["train_loss"]  # same model, same batches
     assert json.dumps(results["fedavg"][0].rows) != json.dumps(results["fedavg"][1].rows)
+
+
+class TestLonger:
+    """The same run with more rounds, or uploads, goes on where it ended."""
+
+    @pytest.mark.parametrize("algorithm", ["mimic", "fedau"])
+    @pytest.mark.parametrize("pattern", ["bounded:5", "time-varying:0.2", "markov:0.2,0.5"])
+    def test_ends_as_one_that_was_long_from_the_start(self, tmp_path, algorithm, pattern):
+        e = mf.Experiment(algorithm=algorithm, availability=pattern, rounds=5, num_clients=10)
+        mf.run(e, tmp_path / "run")
+        longer = dataclasses.replace(e, rounds=12)
+        found = mf.run(longer, tmp_path / "run")
+        whole = mf.run(longer)
+        assert torch.equal(found.params, whole.params)
+        assert [row["round"] for row in found.rows] == list(range(12))
+        read = mf.read(tmp_path / "run")
+        assert (len(read.rows), read.config["rounds"]) == (12, 12)
+        with pytest.raises(mf.UsageError, match="rounds is 12 there and 5 here"):
+            mf.run(e, tmp_path / "run")
+
+    def test_by_uploads_and_with_objects(self, tmp_path, digits):
+        given = {**digits, "algorithm": "scaffold", "availability": "static:0.2", "local": mf.LocalSGD(steps=2)}
+        mf.simulate(**given, uploads=8, out=tmp_path)
+        found = mf.simulate(**given, uploads=20, out=tmp_path)
+        assert torch.equal(found.params, mf.simulate(**given, uploads=20).params)
+        assert found.rows[-1]["uploads"] == 20
+
+    def test_killed_while_it_was_made_longer(self, tmp_path):
+        """The settings are written, the old result is still there."""
+        e = mf.Experiment(rounds=4, num_clients=10)
+        mf.run(e, tmp_path)
+        longer = dataclasses.replace(e, rounds=8)
+        text = (tmp_path / "config.toml").read_text()
+        (tmp_path / "config.toml").write_text(text.replace("rounds = 4", "rounds = 8"))
+        assert torch.equal(mf.run(longer, tmp_path).params, mf.run(longer).params)
+
+    def test_another_run_is_not_made_longer(self, tmp_path, digits):
+        given = {**digits, "availability": "static:0.2", "local": mf.LocalSGD(steps=2)}
+        mf.simulate(**given, rounds=3, out=tmp_path)
+        before = (tmp_path / "config.toml").read_text(), (tmp_path / "final.safetensors").read_bytes()
+        with pytest.raises(mf.UsageError, match="another split"):
+            mf.simulate(**{**given, "split": digits["split"][::-1]}, rounds=6, out=tmp_path)
+        with pytest.raises(mf.UsageError, match="holds another run"):
+            mf.simulate(**given, algorithm="fedavg", rounds=6, out=tmp_path)
+        assert before == ((tmp_path / "config.toml").read_text(), (tmp_path / "final.safetensors").read_bytes())
+
+    def test_without_a_checkpoint_it_says_so(self, tmp_path):
+        e = mf.Experiment(rounds=3, num_clients=10)
+        mf.run(e, tmp_path)
+        (tmp_path / "checkpoint.safetensors").unlink()
+        with pytest.raises(mf.UsageError, match="finished after 3 rounds and has no checkpoint to go on from"):
+            mf.run(dataclasses.replace(e, rounds=6), tmp_path)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from ..config import CAME_LATER
+from ..data.dataset import Data
 from ..registry import describe
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ if TYPE_CHECKING:
 DEEPEST = 8  # objects within objects; below that, its kind is all that is told of one
 
 
-def identity(run: "Run") -> dict[str, str]:
-    """A number for each part of what the result depends on. Named code is known by its name alone."""
-    busy = [(t, m) for t, m in enumerate(run.available.sum(axis=1).tolist()) if m]
+def identity(run: "Run", rounds: int) -> dict[str, str]:
+    """A number for each part of what the result of so many rounds depends on. Named code is known by its name alone."""
+    available = run.available[:rounds]
+    busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
     parts = {
         "data": [run.data.checksum(), run.data.facts()],
         "split": told(run.split),
-        "availability": told(run.available),
+        "availability": told(available),
         "weighting": told(run.share),
         "model": [str(run.template), told(run.template), told(run.template.state_dict())],
         "loss": told(run.loss),
@@ -49,6 +51,8 @@ def told(thing: Any, depth: int = 0) -> Any:
         return [str(thing.dtype), list(thing.shape), zlib.crc32(thing.reshape(-1).view(torch.uint8).numpy().data)]
     if isinstance(thing, np.ndarray) and thing.dtype != object:
         return [str(thing.dtype), list(thing.shape), zlib.crc32(np.ascontiguousarray(thing).reshape(-1).view(np.uint8).data)]
+    if isinstance(thing, Data):
+        return [thing.checksum(), thing.facts()]
     kind = thing if isinstance(thing, type) else type(thing)
     named = kind.__qualname__  # without its module: a file may be imported as a plugin, run as a program, or moved
     if depth == DEEPEST or isinstance(thing, (type, types.ModuleType)):

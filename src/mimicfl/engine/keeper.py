@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ..algorithms.base import pack, unpack
 from ..errors import UsageError, whole
 from ..metrics.history import Row
 from ..metrics.store import RunFolder
+from .identity import identity
 
 if TYPE_CHECKING:
     from .run import Run
@@ -22,7 +24,7 @@ class Keeper:
     """Keeps one run in one folder."""
 
     def __init__(self, run: "Run", path: str | Path, config: dict[str, Any], every: int | None) -> None:
-        self.run, self.every = run, every and whole("checkpoint_every", every)
+        self.run, self.config, self.every = run, config, every and whole("checkpoint_every", every)
         self.company = 1  # runs that share the time with this one
         self.saved_at, self.saving_took = time.perf_counter(), 0.0
         self.folder = RunFolder.claim(path, config)
@@ -46,13 +48,25 @@ class Keeper:
         run.end_where_stopped()
         run.engine = facts.get("engine", "plain")
         if name == "final":
-            return
+            if run.t == run.rounds:
+                return
+            tensors, facts = self._go_on()
+        folder.settle(self.config)
         folder.keep_rows(run.rows)
         unpack(run.state, tensors, folder.path)
         run.buffers = {name: tensors[f"buffer.{name}"].to(run.device) for name in run.buffers}
         if run.watch:
             run.watch.kept = {k.removeprefix("watch."): v.to(run.device) for k, v in tensors.items() if k.startswith("watch.")}
         run.recount()
+
+    def _go_on(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """A finished run is to be longer: its last checkpoint, at its last round."""
+        saved = self.folder.load("checkpoint")
+        if saved is None or saved[1].get("round") != str(self.run.t):
+            raise UsageError(
+                f"{self.folder.path} is finished after {self.run.t} rounds and has no checkpoint to go on from: choose another folder"
+            )
+        return saved
 
     def append(self, row: Row) -> None:
         """Record a round, and save when it is time."""
@@ -86,7 +100,7 @@ class Keeper:
         self.folder.save("final", tensors, **self._facts())
 
     def _facts(self) -> dict[str, str]:
-        return {"round": str(self.run.t), "run": json.dumps(self.run.identity), "engine": self.run.engine}
+        return {"round": str(self.run.t), "run": json.dumps(self.run.identity), "rounds": str(self.run.planned), "engine": self.run.engine}
 
     def last_good(self) -> str:
         """Where a run that failed can be taken up."""
@@ -97,8 +111,9 @@ class Keeper:
 def check_owner(folder: RunFolder, name: str, facts: dict[str, str], run: "Run") -> None:
     """Refuse what was left by a run that began otherwise, be it by an earlier version of the same settings."""
     try:
-        there = json.loads(facts.get("run", ""))
-        others = [part for part, number in run.identity.items() if there[part] != number]
+        there, rounds = json.loads(facts.get("run", "")), int(facts["rounds"])
+        here = run.identity if rounds >= run.planned else identity(run, rounds)  # a run may become longer
+        others = [part for part, number in here.items() if there[part] != number]
     except (ValueError, TypeError, KeyError):  # left by an earlier version
         others = ["version of mimicfl"]
     if others:

@@ -83,6 +83,7 @@ class Run:
         self.uploads = whole("the algorithm's uploads", getattr(self.algorithm, "uploads", 1))
         self.downloads = whole("the algorithm's downloads", getattr(self.algorithm, "downloads", 1))
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
+        self.planned = len(self.available)
         check_rate(self)
         sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
@@ -110,7 +111,7 @@ class Run:
     @cached_property
     def identity(self) -> dict[str, str]:
         """Asked for before the first round: a model of the user's may change its attributes while it is used."""
-        return identity(self)
+        return identity(self, self.planned)
 
     @property
     def t(self) -> int:

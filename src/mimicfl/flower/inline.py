@@ -95,7 +95,7 @@ class Federation:
             reply = self.app(message, context) if isinstance(self.app, ClientApp) else self.app(node, message, context)
         except Exception as error:
             log.debug("client at node %s", node, exc_info=True)
-            if OURS in message.content and "hello" in message.content[OURS]:
+            if isinstance(self.app, ClientApp) and OURS in message.content and "hello" in message.content[OURS]:
                 reply = hello(message, context)  # an app that does not say who it is: its place here is known
             else:
                 reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)

@@ -35,6 +35,7 @@ except ImportError:  # not on Windows: two processes in one folder are then the 
     fcntl = None  # type: ignore[assignment]
 
 FORMAT = "mimicfl-1"
+LENGTHS = ("rounds", "uploads")  # settings that say how long a run is
 FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
 _REMEDY = "delete it, and the run is made good from what is left"
 Row = dict[str, Any]
@@ -66,7 +67,7 @@ class RunFolder:
         lock = _lock(path)
         try:
             if (path / "config.toml").exists():
-                check_same(cls(path), config)
+                check_same(cls(path), config, longer=True)
             else:
                 write_text(path / "config.toml", dumps(config))
             folder = cls(path)
@@ -80,6 +81,14 @@ class RunFolder:
             raise
         folder._lock = lock
         return folder
+
+    def settle(self, config: dict[str, Any]) -> None:
+        """The run goes on with these settings, under which it may be longer than it was."""
+        text = dumps(config)
+        if any(self.config.get(key) != tomllib.loads(text).get(key) for key in LENGTHS):
+            write_text(self.path / "config.toml", text)
+        if self.finished:
+            (self.path / "final.safetensors").unlink()
 
     def close(self) -> None:
         for handle in (self._rows, self._lock):
@@ -199,10 +208,13 @@ def _lock(path: Path) -> TextIO | None:
         return handle
 
 
-def check_same(folder: RunFolder, config: dict[str, Any]) -> None:
-    """Refuse a folder that holds another run; a setting that an older version did not know counts as its default."""
+def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
+    """Refuse a folder that holds another run; a setting that an older version did not know counts as its default. `longer` allows more
+    rounds, or uploads, than it was begun with."""
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
-    for key in sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT)):
+    pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
+    more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)
+    for key in sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT) - set(LENGTHS if more else ())):
         if ours.get(key) != theirs.get(key):
             difference = f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
             raise UsageError(f"{folder.path} holds another run ({difference}): choose another folder")
