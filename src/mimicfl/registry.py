@@ -7,6 +7,7 @@ command line and in TOML; `Registry.make` turns it into the object, `describe` t
 import dataclasses
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
@@ -44,8 +45,12 @@ class Registry(Generic[T]):
             return lambda it: self.register(name, it)
         if not isinstance(name, str) or not name or not callable(factory):
             raise UsageError(f"register a {self.kind} as register('name', Class), got {name!r} and {factory!r}")
+        if not re.fullmatch(r"[\w.+-]+", name) or name in ("auto", "local"):
+            raise UsageError(
+                f"{name!r} cannot be the name of a {self.kind}: use letters, digits, '_', '-', '.', and neither 'auto' nor 'local'"
+            )
         there = self.factories.get(name)
-        if there is not None and _ours(there) and not _ours(factory):  # reports would call it by the other's name
+        if there is not None and _ours(there) and _origin(there) != _origin(factory):  # reports would call it by the other's name
             raise UsageError(f"{self.kind} {name!r} is mimicfl's own: register yours under another name")
         self.factories[name] = factory
         return factory
@@ -180,8 +185,20 @@ def describe(registry: Registry[Any], thing: object) -> str:
     for field in dataclasses.fields(thing):
         value = getattr(thing, field.name)
         if field.init and field.repr and not _equal(value, field.default):
-            parts.append(f"{field.name}={value if isinstance(value, str) else json.dumps(value, default=str)}")
+            parts.append(f"{field.name}={value if isinstance(value, str) else _in_json(value)}")
     return name + (":" + ",".join(parts) if parts else "")
+
+
+def _in_json(value: object) -> str:
+    """What JSON has no word for is told by its name: the same in every process."""
+    try:
+        return json.dumps(value, default=_named)
+    except TypeError:  # keys that are no texts
+        return _named(value)
+
+
+def _named(value: object) -> str:
+    return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
 def _equal(value: object, default: object) -> bool:

@@ -28,6 +28,19 @@ def test_what_it_measures_is_in_the_rows_here_and_on_disk(digits, tmp_path):
     assert torch.equal(history.params, mf.simulate(**given).params)  # looking changes nothing
 
 
+def test_what_is_undefined_is_null_and_the_row_is_a_copy(digits, tmp_path):
+    def look(now):
+        now.row["test_loss"] = 0
+        now.row["clients"] = None
+        return {"f1": float("nan"), "pair": (1, 2)}
+
+    history = mf.simulate(**digits, **COMMON, rounds=2, each_round=look, out=tmp_path)
+    assert history.rows[-1]["f1"] is None
+    assert history.rows[-1]["pair"] == [1, 2]
+    assert history.rows[-1]["test_loss"] > 0
+    assert mf.read(tmp_path).rows == history.rows
+
+
 def stop_at(last):
     return lambda now: now.stop() if now.row["round"] == last else None
 
@@ -79,7 +92,11 @@ def test_buffers_are_those_of_the_round(digits):
     ("found", "words"),
     [
         (lambda now: False, r"a dict of what it measured, or nothing, got False; to end the run it calls \.stop\(\)"),
-        (lambda now: {"test_loss": 1}, "'test_loss', which every row has already"),
+        (lambda now: {"test_loss": 1}, "'test_loss', which rows have already"),
+        (lambda now: {"stopped": 1}, "'stopped', which rows have already"),
+        (lambda now: {"run": 1}, "'run', which rows have already"),
+        (lambda now: {"x": [float("nan")]}, "give numbers, texts, or lists of them"),
+        (5, "each_round is a function"),
         (lambda now: {"model": now}, "give numbers, texts, or lists of them"),
     ],
 )

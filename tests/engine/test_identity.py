@@ -1,9 +1,11 @@
 """A folder is its run's: whatever the result depends on and is not the same is noticed, and named."""
 
+import copy
 import dataclasses
 import functools
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,12 +18,28 @@ from mimicfl.engine.identity import told
 
 
 class Scaled(nn.Module):
-    def __init__(self, by, start):
+    def __init__(self, by, start, act=torch.relu, **more):
         super().__init__()
-        self.by, self.inner = by, start
+        self.by, self.inner, self.act = by, start, act
+        vars(self).update(more)
 
     def forward(self, x):
-        return self.by * self.inner(x)
+        return self.by * self.act(self.inner(x))
+
+
+class Learned(nn.Module):
+    def __init__(self, by):
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(by), requires_grad=False)
+
+    def forward(self, output, target):
+        return self.by * F.cross_entropy(output, target)
+
+
+def frozen(model):
+    model = copy.deepcopy(model)
+    next(model.parameters()).requires_grad_(False)
+    return model
 
 
 class Weighted(mf.FedAvg):
@@ -47,6 +65,12 @@ CHANGES = {
     "an attribute of the model": ("model", lambda d: ({"model": Scaled(1.0, d["model"])}, {"model": Scaled(0.1, d["model"])})),
     "a tensor of the algorithm": ("algorithm", lambda d: [{"algorithm": Weighted(torch.full((3,), x))} for x in (1.0, 2.0)]),
     "a tuple of the algorithm": ("algorithm", lambda d: [{"algorithm": Weighted((0.1, x))} for x in (1, 2)]),
+    "a number of NumPy": ("algorithm", lambda d: [{"algorithm": Weighted(np.float32(x))} for x in (1, 2)]),
+    "a path": ("algorithm", lambda d: [{"algorithm": Weighted(Path(x))} for x in "ab"]),
+    "a built-in function": ("model", lambda d: [{"model": Scaled(1.0, d["model"], f)} for f in (torch.relu, torch.tanh)]),
+    "a private number of the model": ("model", lambda d: [{"model": Scaled(1.0, d["model"], _private=x)} for x in (1, 2)]),
+    "a frozen layer": ("model", lambda d: ({}, {"model": frozen(d["model"])})),
+    "a weight of the loss": ("loss", lambda d: [{"loss": Learned(x)} for x in (1.0, 2.0)]),
     "the split": ("split", lambda d: ({}, {"split": d["split"][::-1]})),
     "the rate": ("rates", lambda d: ({"global_lr": 0.1}, {"global_lr": lambda t: 0.1 + t})),
     "clipping": ("local work", lambda d: ({}, {"local": mf.LocalSGD(steps=1, clip_norm=1)})),
@@ -74,9 +98,21 @@ def test_a_call_that_failed_at_once_may_be_corrected(digits, tmp_path):
     assert torch.equal(mended.params, mf.simulate(**begun(digits, algorithm="fedavg")).params)
 
 
+def test_a_function_as_rate_is_the_same_in_another_process(digits, tmp_path):
+    """Its address is not."""
+
+    def rates():
+        return {"local": mf.LocalSGD(steps=1, lr=lambda t: 0.1 / (1 + t)), "global_lr": functools.partial(lambda a, t: a / (1 + t), 0.1)}
+
+    first = mf.simulate(**begun(digits, **rates()), out=tmp_path)
+    assert "0x" not in (tmp_path / "config.toml").read_text()
+    assert torch.equal(mf.simulate(**begun(digits, **rates()), out=tmp_path).params, first.params)
+
+
 def test_a_thing_is_told_alike_in_another_process():
-    things = "[nn.CrossEntropyLoss(weight=torch.ones(3)), lambda a: {'x', 'y', a}, {'b': (1, None)}, {'x', 'yy', 'zzz'}]"
-    imports = "import torch\nfrom torch import nn\nfrom mimicfl.engine.identity import told\n"
+    things = "[nn.CrossEntropyLoss(weight=torch.ones(3)), lambda a: a in {'x', 'y', 'z'}, {'b': (1, None), len: 2, frozenset('abc'): 3}, "
+    things += "{'x', 'yy', 'zzz'}, nn.GRU(3, 3).requires_grad_(False), object(), print, threading.Lock(), logging.getLogger('a')]"
+    imports = "import logging, threading, torch\ntorch.manual_seed(0)\nfrom torch import nn\nfrom mimicfl.engine.identity import told\n"
     seen = {
         subprocess.run([sys.executable, "-c", f"{imports}print(told({things}))"], capture_output=True, text=True, check=True).stdout
         for _ in range(2)
@@ -91,5 +127,6 @@ def test_anything_can_be_told():
 
     loop = Loop()
     loop.self = loop
-    things = [loop, np.array([{}], dtype=object), np.float32, torch, len, range(3), object(), torch.tensor(1.0, dtype=torch.bfloat16)]
+    things = [torch.eye(2).to_sparse(), torch.empty(2, device="meta"), np.array({}), {(0, 1): 2}, iter([]), torch.Generator()]
+    things += [loop, np.array([{}], dtype=object), np.float32, torch, len, range(3), object(), torch.tensor(1.0, dtype=torch.bfloat16)]
     assert all(told(thing) for thing in things)

@@ -126,6 +126,11 @@ def test_the_names_of_built_in_things_are_taken():
 
     with pytest.raises(mf.UsageError, match="algorithm 'fedavg' is mimicfl's own"):
         mf.register("fedavg", FedAvg)
+    with pytest.raises(mf.UsageError, match="algorithm 'mimic' is mimicfl's own"):
+        mf.register("mimic", mf.FedAvg)
+    for name in ("a:b", " a", "auto"):
+        with pytest.raises(mf.UsageError, match="cannot be the name of a loss"):
+            mf.losses.register(name, lambda output, target: None)
     with pytest.raises(mf.UsageError, match="model 'mlp' is mimicfl's own"):
         mf.models.register("mlp", lambda: None)
 

@@ -240,3 +240,46 @@ class TestLonger:
         (tmp_path / "checkpoint.safetensors").unlink()
         with pytest.raises(mf.UsageError, match="finished after 3 rounds and has no checkpoint to go on from"):
             mf.run(dataclasses.replace(e, rounds=6), tmp_path)
+
+    def test_one_that_was_ended_early_or_diagnosed_is_not(self, tmp_path):
+        e = mf.Experiment(rounds=6, num_clients=10)
+        mf.run(e, tmp_path / "ended", each_round=lambda now: now.stop() if now.row["round"] == 2 else None)
+        with pytest.raises(mf.UsageError, match="was ended by its each_round after 3 rounds"):
+            mf.run(dataclasses.replace(e, rounds=9), tmp_path / "ended")
+        mf.run(e, tmp_path / "plain")
+        with pytest.raises(mf.UsageError, match="cannot become longer with diagnose"):
+            mf.run(dataclasses.replace(e, rounds=9, diagnose="every=2"), tmp_path / "plain")
+
+    def test_what_cannot_be_taken_up_is_left_alone(self, tmp_path, digits):
+        @dataclasses.dataclass
+        class More(mf.State):
+            z: torch.Tensor
+
+        class Mine(mf.FedAvg):
+            more = False
+
+            def init(self, w, num_clients):
+                return More(w, torch.zeros(3 if Mine.more else 2))
+
+        given = {**digits, "algorithm": Mine(), "local": mf.LocalSGD(steps=1), "out": tmp_path}
+        mf.simulate(**given, rounds=3)
+        Mine.more = True
+        with pytest.raises(mf.UsageError, match="does not fit this version"):
+            mf.simulate(**given, rounds=6)
+        assert len(mf.simulate(**given, rounds=3).rows) == 3  # the result is still there
+
+    def test_a_corrected_call_may_be_longer(self, tmp_path):
+        def fail(now):
+            raise KeyError("a slip")
+
+        def stop(e, row, total):
+            if row["round"] == 3:
+                raise KeyboardInterrupt
+
+        e = mf.Experiment(rounds=4, num_clients=10)
+        with pytest.raises(KeyError):
+            mf.run(e, tmp_path, each_round=fail)
+        longer = dataclasses.replace(e, rounds=8, checkpoint_every=1)
+        with pytest.raises(KeyboardInterrupt):
+            mf.run(longer, tmp_path, stop)
+        assert torch.equal(resume(tmp_path).params, mf.run(longer).params)

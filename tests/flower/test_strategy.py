@@ -103,9 +103,12 @@ def test_an_own_algorithm_that_needs_the_steps_says_who_does_not_tell_them():
     federate(mff.Federated(ByMeanGradients(), **OPTIONS), 1)  # our own clients do
 
 
-def test_clients_who_do_not_say_who_they_are_come_back_as_themselves_in_one_process(tmp_path):
+@pytest.mark.parametrize("answers", [False, True])
+def test_clients_who_do_not_say_who_they_are_come_back_as_themselves_in_one_process(tmp_path, answers):
     """Node ids are new in every call; a client's place in the federation is not."""
     plain = ClientApp()
+    if answers:  # to any question, but not to that one
+        plain.query()(lambda message, context: Message(RecordDict(), reply_to=message))
 
     @plain.train()
     def train(message, context):

@@ -40,24 +40,36 @@ class Keeper:
         saved = folder.load(name)
         if saved is None or (saved[1].get("round") == "0" and not folder.rows()):  # a call that failed at once may be corrected
             self.checkpoint()  # so that there is a good one from the first moment
+            folder.settle(self.config)
             folder.keep_rows([])
             return
         tensors, facts = saved
         check_owner(folder, name, facts, run)
         run.rows = folder.rows_of(facts)
-        run.end_where_stopped()
         run.engine = facts.get("engine", "plain")
+        if run.planned > int(facts["rounds"]):
+            self._check_longer()
+        run.end_where_stopped()
         if name == "final":
             if run.t == run.rounds:
                 return
             tensors, facts = self._go_on()
-        folder.settle(self.config)
-        folder.keep_rows(run.rows)
         unpack(run.state, tensors, folder.path)
         run.buffers = {name: tensors[f"buffer.{name}"].to(run.device) for name in run.buffers}
         if run.watch:
             run.watch.kept = {k.removeprefix("watch."): v.to(run.device) for k, v in tensors.items() if k.startswith("watch.")}
         run.recount()
+        folder.settle(self.config)  # all is well: only now is anything changed
+        folder.keep_rows(run.rows)
+
+    def _check_longer(self) -> None:
+        run, where = self.run, self.folder.path
+        if run.rows and run.rows[-1].get("stopped"):
+            raise UsageError(f"{where} was ended by its each_round after {run.t} rounds: choose another folder for a longer run")
+        if run.watch:
+            raise UsageError(
+                f"{where} cannot become longer with diagnose, since what later rounds need was not kept: choose another folder"
+            )
 
     def _go_on(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A finished run is to be longer: its last checkpoint, at its last round."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ from ..metrics.history import Row
 if TYPE_CHECKING:
     from .run import Run
 
+# Keys that some rows have, and columns beside the rows in a data frame of many runs.
+TAKEN = ("stopped", "distance", "diagnosis", "run", "algorithm", "availability", "seed")
 EachRound = Callable[["Moment"], Mapping[str, Any] | None]
 
 
 class Moment:
     """What `each_round` is called with.
 
-    row      the round's row, as `History.rows` will hold it
+    row      the round's row, a copy
     rounds   how many there will be
     params   the global model as a vector [d], a copy on the CPU
     model()  the same as a module of its own, in evaluation mode, on the run's device
@@ -28,7 +31,7 @@ class Moment:
     """
 
     def __init__(self, run: "Run", row: Row) -> None:
-        self._run, self.row, self.rounds, self.stopped = run, row, run.rounds, False
+        self._run, self.row, self.rounds, self.stopped = run, dict(row), run.rounds, False
 
     @property
     def params(self) -> Tensor:
@@ -53,12 +56,11 @@ def look(each_round: EachRound, run: "Run", row: Row) -> bool:
     if found is not None and not isinstance(found, Mapping):
         raise UsageError(f"each_round gives a dict of what it measured, or nothing, got {found!r}; to end the run it calls .stop()")
     for key, value in (found or {}).items():
-        if key in row or not isinstance(key, str):
-            raise UsageError(f"each_round gave {key!r}, which every row has already: choose another name")
-        plain = value.tolist() if hasattr(value, "tolist") else value  # tensors and numbers of NumPy
+        if key in row or key in TAKEN or not isinstance(key, str):
+            raise UsageError(f"each_round gave {key!r}, which rows have already: choose another name")
         try:
-            json.dumps(plain)
-        except (TypeError, ValueError):
+            plain = value.tolist() if hasattr(value, "tolist") else value  # tensors and numbers of NumPy
+            row[key] = None if isinstance(plain, float) and not math.isfinite(plain) else json.loads(json.dumps(plain, allow_nan=False))
+        except (TypeError, ValueError, RuntimeError):
             raise UsageError(f"each_round gave {key}={value!r}: give numbers, texts, or lists of them") from None
-        row[key] = plain
     return moment.stopped

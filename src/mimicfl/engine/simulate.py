@@ -10,7 +10,7 @@ from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..config import CAME_LATER
 from ..data.dataset import Data
-from ..errors import Diverged
+from ..errors import Diverged, UsageError
 from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
@@ -87,6 +87,8 @@ def simulate(
     run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work, **how)
     check_engine(engine, run.device)  # before anything is written
     watching.watch(run, diagnose)
+    if each_round is not None and not callable(each_round):
+        raise UsageError(f"each_round is a function that is called after every round, got {each_round!r}")
     run.each_round = each_round
     run.config = config or _in_words(run, what)
     if out is not None:

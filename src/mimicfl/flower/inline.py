@@ -31,7 +31,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..errors import whole
 from .client import hello
-from .wire import OURS
+from .wire import OURS, words
 
 PULL = 0.005
 log = logging.getLogger("flwr")
@@ -95,10 +95,10 @@ class Federation:
             reply = self.app(message, context) if isinstance(self.app, ClientApp) else self.app(node, message, context)
         except Exception as error:
             log.debug("client at node %s", node, exc_info=True)
-            if isinstance(self.app, ClientApp) and OURS in message.content and "hello" in message.content[OURS]:
-                reply = hello(message, context)  # an app that does not say who it is: its place here is known
-            else:
-                reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+        greeted = isinstance(self.app, ClientApp) and "hello" in words(message.content, OURS)
+        if greeted and reply is not None and (reply.has_error() or "client-id" not in words(reply.content, OURS)):
+            reply = hello(message, context)  # an app that does not say who it is: its place here is known
         if reply is not None:  # None: the client has gone without a word
             reply.metadata.__dict__["_message_id"] = secrets.token_hex(16)
             self.state.store_message_res(reply)

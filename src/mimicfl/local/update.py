@@ -45,9 +45,9 @@ class LocalSGD:
             object.__setattr__(self, "epochs", 1)
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
-            if name != "batch_size" and isinstance(value, (Sequence, np.ndarray, Tensor)) and not isinstance(value, str):
-                numbers = value if isinstance(value, Sequence) else value.tolist()
-                object.__setattr__(self, name, tuple(whole(f"each of {name}", number, high=10_000_000) for number in numbers))
+            value = value.tolist() if isinstance(value, (np.ndarray, Tensor)) else value
+            if name != "batch_size" and isinstance(value, Sequence) and not isinstance(value, str):
+                object.__setattr__(self, name, tuple(whole(f"each of {name}", number, high=10_000_000) for number in value))
             elif value is not None:
                 object.__setattr__(self, name, whole(name, value, high=10_000_000))
         schedule(self.lr)
