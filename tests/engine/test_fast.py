@@ -73,11 +73,13 @@ def test_full_batches_and_odd_numbers_of_steps(kind, local):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", [BatchedCohort, StreamsCohort])
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-9), (torch.float32, 1e-4)])  # float32 has an update of its own on a GPU
-@pytest.mark.parametrize("terms", [{"momentum": 0.7}, {"clip_norm": 0.5}, {"momentum": 0.7, "clip_norm": 0.5}], ids=str)
-def test_momentum_and_clipping(device, kind, dtype, rtol, terms):
+@pytest.mark.parametrize(
+    "terms", [{"momentum": 0.7}, {"clip_norm": 0.5}, {"momentum": 0.7, "clip_norm": 0.5}, {"epochs": [1, 3, 2] * 9}], ids=str
+)
+def test_momentum_clipping_and_unequal_work(device, kind, dtype, rtol, terms):
     """Lanes are used again: what the last client gathered must not move the next."""
     model, clients = problem(MODELS["convolutions"](), device, dtype)
-    asks = asks_of(model, clients, mf.LocalSGD(epochs=2, batch_size=8, **terms))
+    asks = asks_of(model, clients, mf.LocalSGD(**{"epochs": 2, "batch_size": 8, **terms}))
     loss = as_loss("cross-entropy")
     with exact("fp32"):
         assert_same(kind(model, clients, loss, lanes=2).train(asks), PlainCohort(model, clients, loss).train(asks), rtol)

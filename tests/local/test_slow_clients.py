@@ -7,6 +7,8 @@ import torch
 import mimicfl as mf
 import mimicfl.flower as mff
 
+from ..conftest import end_on
+
 N = 30
 STEPS = [1 + i % 7 for i in range(N)]
 
@@ -17,7 +19,7 @@ STEPS = [1 + i % 7 for i in range(N)]
 def test_every_engine_knows_each_clients_work(digits, engine, algorithm, work):
     given = {"algorithm": algorithm, "availability": "static:0.5,warm_start=true", "rounds": 3, "update": "mean"}
     local = mf.LocalSGD(lr=0.05, batch_size=8, **work)
-    ends = [mf.simulate(**digits, **given, local=local, engine=name).params for name in (engine, "plain")]
+    ends = [end_on(name, **digits, **given, local=local) for name in (engine, "plain")]
     torch.testing.assert_close(*ends, rtol=1e-4, atol=2e-5)
 
 

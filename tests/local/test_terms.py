@@ -11,6 +11,8 @@ from mimicfl.metrics.store import RunFolder
 from mimicfl.params import flatten
 from mimicfl.runner import settings_of
 
+from ..conftest import end_on
+
 TERMS = [{"weight_decay": 0.2}, {"momentum": 0.8}, {"weight_decay": 0.05, "momentum": 0.6}]
 TERMS += [{"clip_norm": 0.1}, {"weight_decay": 0.05, "momentum": 0.6, "clip_norm": 0.3}]
 
@@ -41,7 +43,7 @@ def test_every_engine_has_them(digits, engine, algorithm, terms):
     def end(engine, **terms):
         local = mf.LocalSGD(epochs=2, lr=0.02, **terms)
         given = {"algorithm": algorithm, "availability": "static:0.5,warm_start=true", "rounds": 3, "local": local}
-        return mf.simulate(**digits, **given, engine=engine).params
+        return end_on(engine, **digits, **given)
 
     plain = end("plain", **terms)
     torch.testing.assert_close(end(engine, **terms), plain, rtol=1e-4, atol=2e-5)
@@ -50,7 +52,7 @@ def test_every_engine_has_them(digits, engine, algorithm, terms):
 
 @pytest.mark.parametrize("engine", ["plain", "native", "workers", "batched"])
 def test_gradients_shorter_than_the_limit_stay_as_they_are(digits, engine):
-    ends = [mf.simulate(**digits, rounds=2, engine=engine, local=mf.LocalSGD(clip_norm=most)).params for most in (0.0, 1e6)]
+    ends = [end_on(engine, **digits, rounds=2, local=mf.LocalSGD(clip_norm=most)) for most in (0.0, 1e6)]
     assert torch.equal(*ends)
 
 
