@@ -9,6 +9,8 @@ from torch import nn
 
 import mimicfl as mf
 
+from ..conftest import end_on
+
 
 class TestMistakes:
     @pytest.mark.parametrize(
@@ -174,10 +176,7 @@ def test_own_tasks_are_checked(digits, made, words):
 def test_a_shift_for_all_is_a_row_for_each(digits, engine):
     common = 0.01 * torch.randn(2410)
     ways = (lambda w, active: mf.Task(common), lambda w, active: mf.Task(common.repeat(len(active), 1)), lambda w, active: mf.Task(0))
-    one, each, none = (
-        mf.simulate(**digits, algorithm=Shifted(made=made), rounds=2, availability="time-varying:0.1", engine=engine).params
-        for made in ways
-    )
+    one, each, none = (end_on(engine, **digits, algorithm=Shifted(made=made), rounds=2, availability="time-varying:0.1") for made in ways)
     assert torch.equal(one, each)
     assert not torch.equal(one, none)
 
