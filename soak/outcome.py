@@ -1,0 +1,36 @@
+"""What one trial of the soak found."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+Verdict = Literal["ok", "refused", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One trial.
+
+    part        which part of the soak: "command lines", "API calls", "engine comparisons", "kills", "long runs"
+    verdict     "ok": it did what it should; "refused": a clean sentence and exit code 2 (or UsageError); "failed": a defect
+    seed        `python -m soak PART --seed SEED --trials 1` runs this very trial again
+    what        the trial in one line
+    detail      of a failure: what was seen, what was expected
+    reproduce   of a failure: the smallest command or program that shows it
+    counts      what else to add up, e.g. {"native": 1} for the engines compared
+    """
+
+    part: str
+    verdict: Verdict
+    seed: int
+    what: str
+    detail: str = ""
+    reproduce: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+class Part(Protocol):
+    """A module of the soak has a function like this: trials from `seed` on (trial k has the seed `seed + k`), until `enough()`."""
+
+    def __call__(self, seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]: ...
