@@ -172,6 +172,8 @@ def device_kind(device: str) -> str:
 
 def engine_parts(engine: str) -> tuple[str, int, bool]:
     """`batched:128:compiled` as name, lanes (0: as many as suit) and whether to compile."""
+    if not isinstance(engine, str):
+        raise UsageError(f"engine must be a text, one of {', '.join(ENGINES)}, got {engine!r}")
     name, *details = engine.split(":")
     one_of("engine", name, ENGINES)
     lanes, compiled = details[0] if details else "0", details[1:]

@@ -1,5 +1,6 @@
 """From settings to results: build what an experiment names, and run it."""
 
+import collections
 import dataclasses
 import functools
 import importlib
@@ -25,6 +26,7 @@ from .engine.run import Run
 from .engine.simulate import simulate
 from .engine.watching import watch
 from .errors import UsageError, whole
+from .fingerprint import digest
 from .local import models
 from .local.update import LocalSGD
 from .metrics import history
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     import pandas
 
 ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
+FINGERPRINT = "_fingerprint"  # how the names of such columns end
 Reporter = Callable[[Experiment, Row, int], None]
 
 
@@ -83,7 +86,12 @@ def _data(e: Experiment) -> Data:
     """The experiment's data; runs that may share it get the same object."""
     factory = DATASETS.find(parse(e.dataset)[0])
     taken = inspect.signature(factory).parameters
-    return _load(factory, e.dataset, e.data_path, **{key: getattr(e, key) for key in ("num_clients", "seed") if key in taken})
+    options = {key: getattr(e, key) for key in ("num_clients", "seed") if key in taken}
+    data = _load(factory, e.dataset, e.data_path, **options)
+    if data.changed():  # edited in place by somebody who had it: that must not reach other runs
+        _load.cache_clear()
+        data = _load(factory, e.dataset, e.data_path, **options)
+    return data
 
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
@@ -146,30 +154,51 @@ def resume(
     return run(resumable(RunFolder(path), plugins), path, progress, notice)
 
 
-def read(path: str | Path) -> History:
-    """A run from its folder, finished or not. Only `model()` needs its data, and settings that name the model."""
+def read(path: str | Path, plugins: Sequence[str] = ()) -> History:
+    """A run from its folder, finished or not. Nothing that the folder names is executed.
+
+    Only `model()` needs the run's data, and settings that name the model. A model, dataset or loss of your own must be known by then:
+    import the module that registers it, or name it in `plugins`.
+    """
     folder = RunFolder(path)
+    load_plugins(plugins)
     named = folder.config.get("source") not in MADE_BY
     return dataclasses.replace(history.read(folder), template=(lambda: _model(folder)) if named else None)
 
 
 def frame(*paths: str | Path) -> "pandas.DataFrame":
-    """Every round of every run below these folders as one data frame, with the settings in which the runs differ (needs pandas)."""
+    """Every round of every run below these folders as one data frame (needs pandas).
+
+    Columns before the rows' own: `run` (the folder), `algorithm`, `availability`, `seed` and every other setting in which the runs
+    differ. Where Python objects differ that no setting describes (a split, a model), a column such as `split_fingerprint` says so.
+    """
     import pandas
 
     folders = find_runs(list(paths))
-    settings = [
-        {key: str(value) if isinstance(value, (list, dict)) else value for key, value in with_later(folder.config).items()}
-        for folder in folders
-    ]
-    told = [key for key in dict.fromkeys(key for own in settings for key in own) if len({own.get(key) for own in settings}) > 1]
-    told = list(dict.fromkeys(["algorithm", "availability", "seed", *told]))
+    histories = [history.read(folder) for folder in folders]
+    settings = [_columns(folder.config, run.fingerprint.experiment) for folder, run in zip(folders, histories, strict=True)]
+    differing = [key for key in dict.fromkeys(key for own in settings for key in own) if len({own.get(key) for own in settings}) > 1]
+    hidden = [key for key in differing if key.endswith(FINGERPRINT) and _explained(key, differing, settings)]
+    shown = list(dict.fromkeys(["algorithm", "availability", "seed", *[key for key in differing if key not in hidden]]))
     rows = [
-        {"run": str(folder.path)} | {key: own.get(key) for key in told} | row
-        for folder, own in zip(folders, settings, strict=True)
-        for row in history.read(folder).rows
+        {"run": str(folder.path)} | {key: own.get(key) for key in shown} | row
+        for folder, own, run in zip(folders, settings, histories, strict=True)
+        for row in run.rows
     ]
     return pandas.DataFrame(rows)
+
+
+def _columns(config: dict[str, Any], experiment: dict[str, str]) -> dict[str, Any]:
+    """A run's settings, and the fingerprints of its parts, as values that can be compared."""
+    plain = {key: str(value) if isinstance(value, (list, dict)) else value for key, value in with_later(config).items()}
+    return plain | {part.replace(" ", "_") + FINGERPRINT: value[:8] for part, value in experiment.items()}
+
+
+def _explained(part: str, differing: Sequence[str], settings: Sequence[dict[str, Any]]) -> bool:
+    """Do the other settings already tell apart all runs that differ in this part?"""
+    words = [key for key in differing if not key.endswith(FINGERPRINT) and key != "seed"]
+    seen: dict[str, Any] = {}
+    return all(seen.setdefault(repr([own.get(key) for key in words]), own.get(part)) == own.get(part) for own in settings)
 
 
 def settings_of(folder: RunFolder) -> Experiment:
@@ -194,9 +223,10 @@ def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
     return dataclasses.replace(e, plugins=used)
 
 
-def check_known(e: Experiment, folder: RunFolder, remedy: str) -> None:
+def check_known(e: Experiment, folder: RunFolder, remedy: str, settings: Iterable[str] | None = None) -> None:
     """What the settings of a run name was known when it began; where it is not now, it is no slip of the finger."""
-    for setting, registry in NAMED_BY.items():
+    for setting in NAMED_BY if settings is None else settings:
+        registry = NAMED_BY[setting]
         value = getattr(e.resolved(), setting)
         name = parse(value)[0] if isinstance(value, str) else ""
         if name and name not in (*registry.factories, "auto", "local"):
@@ -205,12 +235,26 @@ def check_known(e: Experiment, folder: RunFolder, remedy: str) -> None:
 
 def _model(folder: RunFolder) -> nn.Module:
     e = settings_of(folder)
-    check_known(e, folder, "import what registers it first")
-    return build(e)["model"]  # type: ignore[no-any-return]
+    files = f", mf.read({str(folder.path)!r}, plugins={e.plugins!r})" if e.plugins else ""
+    check_known(e, folder, f"reading a run does not execute its plugins; import what registers it first{files}", ("model", "dataset"))
+    return models.build(e.model, _data(e), e.seed).to(getattr(torch, e.dtype))
 
 
-def folder_name(algorithm: str, seed: int) -> str:
-    return "".join(c if c.isalnum() or c in ".-=" else "_" for c in algorithm)[:100] + f"-s{seed}"
+def folder_name(text: str, most: int = 100) -> str:
+    """A spec as the name of a folder; what a folder's name cannot say, a hash of the spec adds."""
+    name = "".join(c if c.isalnum() or c in ".-=" else "_" for c in text)
+    lost = len(name) > most or any(c not in ".-=_:,[] " and not c.isalnum() for c in text)
+    return f"{name[:most]}-{digest(text)[:8]}" if lost else name
+
+
+def run_name(algorithm: str, seed: int) -> str:
+    return f"{folder_name(algorithm)}-s{seed}"
+
+
+def named_apart(pairs: Sequence[tuple[str, Experiment]]) -> dict[str, Experiment]:
+    """Experiments by their folder names; different ones whose names would be the same get a hash of their own."""
+    counts = collections.Counter(name for name, _ in pairs)
+    return {name if counts[name] == 1 else f"{name}-{digest(e.to_dict())[:8]}": e for name, e in pairs}
 
 
 def _split_specs(texts: Sequence[str]) -> list[str]:
@@ -281,14 +325,16 @@ def load_plugins(plugins: Sequence[str]) -> None:
 
 def _import_file(file: Path) -> None:
     label = f"mimicfl_plugin_{file.stem}"
-    if getattr(sys.modules.get(label), "__file__", None) == str(file):
-        return
+    text = file.read_bytes()
+    if (known := sys.modules.get(label)) is not None and getattr(known, "__plugin__", None) == (str(file), text):
+        return  # a file that was edited since is read again
     spec = importlib.util.spec_from_file_location(label, file)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[label] = importlib.util.module_from_spec(spec)
+    module.__plugin__ = (str(file), text)  # type: ignore[attr-defined]
     try:
-        spec.loader.exec_module(module)
+        exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))  # not from a cached .pyc, which may be of an older text
     except BaseException:
         del sys.modules[label]
         raise

@@ -78,7 +78,7 @@ def test_buffers_and_python_objects_resume_too(tmp_path, digits):
     with pytest.warns(UserWarning):
         mf.simulate(**arguments, out=tmp_path / "stopped")
     same(tmp_path / "whole", tmp_path / "stopped")
-    with pytest.warns(UserWarning), pytest.raises(mf.UsageError, match="another run"):
+    with pytest.warns(UserWarning), pytest.raises(mf.UsageError, match="different run"):
         mf.simulate(**{**arguments, "split": digits["split"][::-1]}, out=tmp_path / "stopped")
 
 
@@ -228,9 +228,9 @@ class TestLonger:
         given = {**digits, "availability": "static:0.2", "local": mf.LocalSGD(steps=2)}
         mf.simulate(**given, rounds=3, out=tmp_path)
         before = (tmp_path / "config.toml").read_text(), (tmp_path / "final.safetensors").read_bytes()
-        with pytest.raises(mf.UsageError, match="another split"):
+        with pytest.raises(mf.UsageError, match="split differs"):
             mf.simulate(**{**given, "split": digits["split"][::-1]}, rounds=6, out=tmp_path)
-        with pytest.raises(mf.UsageError, match="holds another run"):
+        with pytest.raises(mf.UsageError, match="holds a different run"):
             mf.simulate(**given, algorithm="fedavg", rounds=6, out=tmp_path)
         assert before == ((tmp_path / "config.toml").read_text(), (tmp_path / "final.safetensors").read_bytes())
 
@@ -243,27 +243,30 @@ class TestLonger:
 
     def test_one_that_was_ended_early_or_diagnosed_is_not(self, tmp_path):
         e = mf.Experiment(rounds=6, num_clients=10)
-        mf.run(e, tmp_path / "ended", each_round=lambda now: now.stop() if now.row["round"] == 2 else None)
-        with pytest.raises(mf.UsageError, match="was ended by its each_round after 3 rounds"):
-            mf.run(dataclasses.replace(e, rounds=9), tmp_path / "ended")
-        mf.run(e, tmp_path / "plain")
-        with pytest.raises(mf.UsageError, match="cannot become longer with diagnose"):
-            mf.run(dataclasses.replace(e, rounds=9, diagnose="every=2"), tmp_path / "plain")
 
-    def test_what_cannot_be_taken_up_is_left_alone(self, tmp_path, digits):
+        def third(now):
+            return now.stop() if now.row["round"] == 2 else None
+
+        mf.run(e, tmp_path / "ended", each_round=third)
+        with pytest.raises(mf.UsageError, match="was ended by its each_round after 3 rounds"):
+            mf.run(dataclasses.replace(e, rounds=9), tmp_path / "ended", each_round=third)
+        mf.run(dataclasses.replace(e, diagnose="every=2"), tmp_path / "diagnosed")
+        with pytest.raises(mf.UsageError, match="cannot become longer with diagnose"):
+            mf.run(dataclasses.replace(e, rounds=9, diagnose="every=2"), tmp_path / "diagnosed")
+
+    def test_what_cannot_be_taken_up_is_left_alone(self, tmp_path, digits, monkeypatch):
         @dataclasses.dataclass
         class More(mf.State):
             z: torch.Tensor
 
         class Mine(mf.FedAvg):
-            more = False
-
             def init(self, w, num_clients):
-                return More(w, torch.zeros(3 if Mine.more else 2))
+                return More(w, torch.zeros(int(os.environ["SIZE"])))
 
         given = {**digits, "algorithm": Mine(), "local": mf.LocalSGD(steps=1), "out": tmp_path}
+        monkeypatch.setenv("SIZE", "2")
         mf.simulate(**given, rounds=3)
-        Mine.more = True
+        monkeypatch.setenv("SIZE", "3")
         with pytest.raises(mf.UsageError, match="does not fit this version"):
             mf.simulate(**given, rounds=6)
         assert len(mf.simulate(**given, rounds=3).rows) == 3  # the result is still there

@@ -139,7 +139,7 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
 
     base = {"fraction_evaluate": 0.0, "wait_for": N, "poll": 0.005, "folder": tmp_path / "run"}
     federate(mff.MimiC(lr=0.05, **base), 1)
-    with pytest.raises(UsageError, match="holds another run"):
+    with pytest.raises(UsageError, match="holds a different run"):
         federate(mff.FedAvg(lr=0.05, **base), 1)
     with pytest.raises(UsageError, match="another model"):
         federate(mff.MimiC(lr=0.05, **base), 1, dtype=torch.float64)

@@ -61,5 +61,5 @@ def test_mistakes(digits, make_it, words):
 def test_a_folder_is_of_its_steps(digits, tmp_path):
     mf.simulate(**digits, rounds=1, local=mf.LocalSGD(steps=STEPS), out=tmp_path)
     assert mf.read(tmp_path).config["steps"] == STEPS
-    with pytest.raises(mf.UsageError, match="holds another run"):
+    with pytest.raises(mf.UsageError, match="holds a different run"):
         mf.simulate(**digits, rounds=1, local=mf.LocalSGD(steps=STEPS[::-1]), out=tmp_path)

@@ -109,7 +109,7 @@ def test_a_checkpoint_of_another_run_is_refused(finished, tmp_path):
     mf.run(mf.Experiment(rounds=3, availability="static:0.3", seed=8), tmp_path / "other")
     (finished / "final.safetensors").unlink()
     (finished / "checkpoint.safetensors").write_bytes((tmp_path / "other" / "checkpoint.safetensors").read_bytes())
-    with pytest.raises(mf.UsageError, match="of another run"):
+    with pytest.raises(mf.UsageError, match="different run|does not belong"):
         resume(finished)
 
 
@@ -135,7 +135,7 @@ def test_a_foreign_folder_is_left_alone(tmp_path):
 
 def test_another_experiment_does_not_overwrite(finished):
     before = (finished / "rows.jsonl").read_bytes()
-    with pytest.raises(mf.UsageError, match=r"holds another run \(algorithm is 'mimic' there and 'fedavg' here\)"):
+    with pytest.raises(mf.UsageError, match=r"holds a different run \(algorithm is 'mimic' there and 'fedavg' here\)"):
         mf.run(mf.Experiment(rounds=3, availability="static:0.3", algorithm="fedavg"), finished)
     assert (finished / "rows.jsonl").read_bytes() == before
 
@@ -256,7 +256,7 @@ def test_what_the_result_depends_on_is_noticed(tmp_path, digits):
     scaled = mf.Data(data.x_train, data.y_train, data.x_test, data.y_test, name="digits", scale=8.0)
     tanh = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
     for change in ({"loss": label_smoothing}, {"data": scaled}, {"eval_every": 2}, {"model": tanh}, {"local": mf.LocalSGD(lr=0.5)}):
-        with pytest.raises(mf.UsageError, match="another run"):
+        with pytest.raises(mf.UsageError, match="different run"):
             mf.simulate(**{**base, **change}, out=tmp_path)
     mf.simulate(**base, out=tmp_path)
 

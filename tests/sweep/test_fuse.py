@@ -79,7 +79,7 @@ def test_a_finished_run_that_began_otherwise_is_refused(tmp_path, monkeypatch):
     carry_out(wanted, tmp_path)
     real = runner.models.build
     monkeypatch.setattr(runner.models, "build", lambda spec, data, seed: real(spec, data, seed + 1))
-    with pytest.raises(mf.UsageError, match=r"the final in .* is of another run"):
+    with pytest.raises(mf.UsageError, match=r"holds a different run"):
         carry_out(wanted, tmp_path)
 
 

@@ -1,7 +1,7 @@
 """What a run leaves on disk and finds there again: rows, checkpoints, the result; and whose they are."""
 
-import json
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +10,15 @@ from torch import Tensor
 
 from ..algorithms.base import pack, unpack
 from ..errors import UsageError, whole
+from ..fingerprint import OPTIONAL, Fingerprint
 from ..metrics.history import Row
-from ..metrics.store import RunFolder
-from .identity import identity
+from ..metrics.store import RunFolder, check_same, differing_setting
+from .fingerprint import fingerprint
 
 if TYPE_CHECKING:
     from .run import Run
 
+Saved = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and facts about them
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints when no interval is given
 
 
@@ -27,6 +29,12 @@ class Keeper:
         self.run, self.config, self.every = run, config, every and whole("checkpoint_every", every)
         self.company = 1  # runs that share the time with this one
         self.saved_at, self.saving_took = time.perf_counter(), 0.0
+        if names := run.fingerprint.unreadable:
+            warnings.warn(
+                f"the source of {', '.join(names)} cannot be read: the folder identifies it by its compiled code, "
+                "which another version of Python will not recognise",
+                stacklevel=2,
+            )
         self.folder = RunFolder.claim(path, config)
         try:
             self._restore()
@@ -36,21 +44,18 @@ class Keeper:
 
     def _restore(self) -> None:
         run, folder = self.run, self.folder
-        name = "final" if folder.finished else "checkpoint"
-        saved = folder.load(name)
-        if saved is None or (saved[1].get("round") == "0" and not folder.rows()):  # a call that failed at once may be corrected
+        saved = check_folder(folder, run, self.config)
+        if saved is None:
+            folder.begin(self.config)
             self.checkpoint()  # so that there is a good one from the first moment
-            folder.settle(self.config)
-            folder.keep_rows([])
             return
         tensors, facts = saved
-        check_owner(folder, name, facts, run)
         run.rows = folder.rows_of(facts)
         run.engine = facts.get("engine", "plain")
         if run.planned > int(facts["rounds"]):
             self._check_longer()
         run.end_where_stopped()
-        if name == "final":
+        if folder.finished:
             if run.t == run.rounds:
                 return
             tensors, facts = self._go_on()
@@ -71,7 +76,7 @@ class Keeper:
                 f"{where} cannot become longer with diagnose, since what later rounds need was not kept: choose another folder"
             )
 
-    def _go_on(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def _go_on(self) -> Saved:
         """A finished run is to be longer: its last checkpoint, at its last round."""
         saved = self.folder.load("checkpoint")
         if saved is None or saved[1].get("round") != str(self.run.t):
@@ -112,7 +117,7 @@ class Keeper:
         self.folder.save("final", tensors, **self._facts())
 
     def _facts(self) -> dict[str, str]:
-        return {"round": str(self.run.t), "run": json.dumps(self.run.identity), "rounds": str(self.run.planned), "engine": self.run.engine}
+        return {"round": str(self.run.t), "run": self.run.fingerprint.to_json(), "rounds": str(self.run.planned), "engine": self.run.engine}
 
     def last_good(self) -> str:
         """Where a run that failed can be taken up."""
@@ -120,13 +125,38 @@ class Keeper:
         return f"; the last good checkpoint, of round {int(saved[1]['round'])}, is kept in {self.folder.path}" if saved else ""
 
 
-def check_owner(folder: RunFolder, name: str, facts: dict[str, str], run: "Run") -> None:
-    """Refuse what was left by a run that began otherwise, be it by an earlier version of the same settings."""
-    try:
-        there, rounds = json.loads(facts.get("run", "")), int(facts["rounds"])
-        here = run.identity if rounds >= run.planned else identity(run, rounds)  # a run may become longer
-        others = [part for part, number in here.items() if there[part] != number]
-    except (ValueError, TypeError, KeyError):  # left by an earlier version
-        others = ["version of mimicfl"]
-    if others:
-        raise UsageError(f"the {name} in {folder.path} is of another run, with another {', another '.join(others)}: choose another folder")
+def check_folder(folder: RunFolder, run: "Run", config: dict[str, Any]) -> Saved | None:
+    """What a folder holds of this run: its result or last checkpoint, None before the first round. Another run's folder is refused."""
+    name = "final" if folder.finished else "checkpoint"
+    saved = folder.load(name)
+    if saved is None or (saved[1].get("round") == "0" and not folder.rows(saved[1])):  # a call that failed at once may be corrected
+        check_same(folder, config, longer=True)
+        return None
+    facts = saved[1]
+    there = Fingerprint.from_json(facts.get("run", ""))
+    rounds = int(facts["rounds"]) if facts.get("rounds", "").isdecimal() else 0
+    if not there.run or not rounds:
+        raise UsageError(f"{folder.path} was written by an earlier version of mimicfl and cannot be continued; choose another folder")
+    here = run.fingerprint if rounds >= run.planned else fingerprint(run, rounds)  # a run may be extended
+    rows = folder.rows_of(facts)
+    complete = run.planned <= rounds and bool(rows) and (len(rows) == rounds or rows[-1].get("stopped", False))
+    if parts := here.differences(there, complete):
+        raise UsageError(f"{folder.path} holds a different run ({_difference(folder, config, parts, longer=rounds < run.planned)}); {_remedy(parts)}")
+    return saved
+
+
+def _difference(folder: RunFolder, config: dict[str, Any], parts: list[str], longer: bool) -> str:
+    """The first setting that differs; where the settings are the same, the parts whose code or values do."""
+    setting = differing_setting(folder, config, longer)
+    if setting and not set(parts) <= set(OPTIONAL):
+        return setting
+    verb = "differs" if len(parts) == 1 else "differ"
+    changed = "" if "source" in config or set(parts) <= set(OPTIONAL) else ": code or files have changed since"
+    return f"the {' and the '.join(parts)} {verb}{changed}"
+
+
+def _remedy(parts: list[str]) -> str:
+    again = "choose another folder, or delete this one to train again"
+    if parts == ["callback"]:
+        return f"pass the callback it was begun with, or {again}"
+    return f"continue it on the device it began on, or {again}" if parts == ["device"] else again

@@ -15,6 +15,7 @@ from .. import availability as patterns
 from ..data.clients import Clients, Holdout
 from ..data.dataset import Data, as_split
 from ..errors import Diverged, UsageError, one_of, whole
+from ..fingerprint import Fingerprint
 from ..local.losses import as_loss
 from ..local.lr import schedule as rate_schedule
 from ..local.update import LocalSGD
@@ -25,8 +26,8 @@ from ..params import Workspace, average_buffers
 from ..rows import Budget, Rows
 from .checks import check_lists, check_model, check_rate, check_state, pick_device
 from .cohort import Answers, Ask
+from .fingerprint import fingerprint
 from .horizon import plan
-from .identity import identity
 from .keeper import Keeper
 from .moment import EachRound, look
 
@@ -60,6 +61,7 @@ class Run:
         for value, kind, name in ((model, nn.Module, "model"), (data, Data, "data"), (local, LocalSGD, "local")):
             if not isinstance(value, kind):
                 raise UsageError(f"{name} must be a {kind.__module__.split('.')[0]} {kind.__name__}, got {value!r}")
+        data.check_unchanged()
         self.template, self.data, self.local, self.seed = model, data, local, whole("seed", seed, low=0)
         self.update = one_of("update", update, ["sum", "mean"])
         self.eval_every = whole("eval_every", eval_every)
@@ -74,7 +76,7 @@ class Run:
         self.global_lr = self.local_lr if isinstance(global_lr, str) and global_lr == "local" else rate_schedule(global_lr)
         self.work = Workspace(model, self.device)
         dtype = self.work.w.dtype
-        self.split = as_split(split, len(data.x_train))
+        self.split, self.partition = as_split(split, len(data.x_train)), str(getattr(split, "spec", ""))
         check_lists(local, len(self.split))
         self.clients = Clients(data, self.split, self.device, dtype)
         self.test = Holdout(data, self.device, dtype)
@@ -85,7 +87,8 @@ class Run:
         self.available = plan(self.pattern, len(self.split), seed, self.class_counts, rounds, uploads, self.uploads)
         self.planned = len(self.available)
         check_rate(self)
-        sizes = self.clients.sizes if one_of("weighting", weighting, ["uniform", "samples"]) == "samples" else np.ones(len(self.split))
+        self.weighting = one_of("weighting", weighting, ["uniform", "samples"])
+        sizes = self.clients.sizes if self.weighting == "samples" else np.ones(len(self.split))
         self.share = torch.from_numpy(sizes / sizes.sum()).to(self.device, dtype)  # [N]
         fits = data.optimum is not None and len(data.optimum) == self.work.w.numel()
         self.optimum = data.optimum.to(self.device, dtype) if fits and data.optimum is not None else None
@@ -109,9 +112,9 @@ class Run:
         self.began = time.perf_counter()
 
     @cached_property
-    def identity(self) -> dict[str, str]:
-        """Asked for before the first round: a model of the user's may change its attributes while it is used."""
-        return identity(self, self.planned)
+    def fingerprint(self) -> Fingerprint:
+        """Taken before the first round: a custom model may change its attributes while it is used."""
+        return fingerprint(self, self.planned)
 
     @property
     def t(self) -> int:
@@ -249,4 +252,5 @@ class Run:
             self.keeper.finish(by_client)
         buffers = {name: value.cpu() for name, value in self.buffers.items()}
         w = self.state.w.detach().cpu()
-        return History(self.rows, w, len(self.split), by_client, self.class_counts, buffers, self.config, self.template)
+        kept = (self.config, self.template, self.fingerprint)
+        return History(self.rows, w, len(self.split), by_client, self.class_counts, buffers, *kept)

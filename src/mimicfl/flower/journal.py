@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UsageError
-from ..metrics.store import Row, RunFolder
+from ..metrics.store import Row, RunFolder, check_same
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
 
@@ -18,6 +18,12 @@ class Journal:
 
     def __init__(self, path: str | Path | None, config: dict[str, Any]) -> None:
         self.folder = None if path is None else RunFolder.claim(path, config)
+        if self.folder is not None:
+            try:
+                check_same(self.folder, config, longer=True)
+            except UsageError:
+                self.folder.close()
+                raise
         self.rows: list[Row] = []
         self.totals = dict.fromkeys(TOTALS, 0)
         self.experiment = secrets.token_hex(8)  # the name under which clients keep what is theirs

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import params
+from ..fingerprint import Fingerprint
 from .store import Row as Row
 from .store import RunFolder
 
@@ -35,6 +36,7 @@ class History:
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or what makes it, when it is wanted
+    fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)  # empty in records and in runs of earlier versions
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
     params_round: int = -1  # how many rounds `params` have seen: all, or fewer where an unfinished run was read between two checkpoints
 
@@ -95,7 +97,8 @@ def read(folder: RunFolder) -> History:
         tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
     counts = tensors.get("class_counts")
     accuracy = tensors.get("client_accuracy")
-    rows = folder.rows_of(facts) if final else folder.rows()
+    folder.check_config(facts)
+    rows = folder.rows_of(facts) if final else folder.rows(facts)
     busiest = max((max(row["clients"], default=-1) for row in rows), default=-1) + 1
     return History(
         rows=rows,
@@ -105,6 +108,7 @@ def read(folder: RunFolder) -> History:
         class_counts=None if counts is None else counts.numpy(),
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
+        fingerprint=Fingerprint.from_json(facts.get("run", "")),
         environment=folder.environment(),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )

@@ -2,21 +2,25 @@
 
     config.toml              the settings, written first, under a lock
     env.json                 versions and hardware
-    rows.jsonl               one line a round, appended
+    rows.jsonl               one line per round, appended; each ends with a checksum of itself and all lines before it
     checkpoint.safetensors   model, algorithm state and round; replaced in one step, after the rows it counts are on disk
     final.safetensors        written last: its presence means that the run is finished
 
-Rows beyond the checkpoint, or half a line of them, are what a killed run leaves; reading ignores the half line and
-resuming trains those rounds again.
+Checkpoint and final hold the checksum of their rows and of the settings, so files of different runs are not taken for one run. Rows
+beyond the checkpoint, or half a line of them, are what a killed run leaves; reading ignores the half line and resuming trains those
+rounds again.
 """
 
 import contextlib
 import json
 import math
 import os
+import re
 import tomllib
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TextIO
 
 import torch
@@ -25,6 +29,7 @@ from torch import Tensor
 
 from ..config import BESIDE_THE_POINT, defaults
 from ..errors import UsageError
+from ..fingerprint import digest
 from ..files import explained, sweep, write_tensors, write_text
 from ..toml import dumps
 from .environment import continued, environment
@@ -37,7 +42,9 @@ except ImportError:  # not on Windows: two processes in one folder are then the 
 FORMAT = "mimicfl-1"
 LENGTHS = ("rounds", "uploads")  # settings that say how long a run is
 FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
+CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a row's line
 _REMEDY = "delete it, and the run is made good from what is left"
+_FROM_START = "delete checkpoint.safetensors and final.safetensors to train it again from the start"
 Row = dict[str, Any]
 
 
@@ -45,7 +52,7 @@ class RunFolder:
     """A run on disk: open an existing one with `RunFolder(path)`, begin or continue one with `RunFolder.claim(path, config)`."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
+        self.path = as_folder(path)
         if not (self.path / "config.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no config.toml")
         try:
@@ -53,12 +60,13 @@ class RunFolder:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
             raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
         self._rows: TextIO | None = None
+        self._crc = 0  # checksum of the rows written so far
         self._lock: TextIO | None = None
 
     @classmethod
     def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
-        """The folder for this run: new, or the same run's from before; another run's is refused and left alone."""
-        path = Path(path)
+        """The folder for this run, locked: a new one, or one that holds a run already; whose run that is, the caller checks."""
+        path = as_folder(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in FILES)
@@ -66,9 +74,7 @@ class RunFolder:
             raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}): choose another folder")
         lock = _lock(path)
         try:
-            if (path / "config.toml").exists():
-                check_same(cls(path), config, longer=True)
-            else:
+            if not (path / "config.toml").exists():
                 write_text(path / "config.toml", dumps(config))
             folder = cls(path)
             if not folder.finished:
@@ -82,13 +88,31 @@ class RunFolder:
         folder._lock = lock
         return folder
 
+    def begin(self, config: dict[str, Any]) -> None:
+        """Start a run with these settings and no rows."""
+        self._write_config(config)
+        self.keep_rows([])
+
     def settle(self, config: dict[str, Any]) -> None:
-        """The run goes on with these settings, under which it may be longer than it was."""
-        text = dumps(config)
-        if any(self.config.get(key) != tomllib.loads(text).get(key) for key in LENGTHS):
-            write_text(self.path / "config.toml", text)
+        """Continue the run with these settings, under which it may be longer than before."""
+        given = tomllib.loads(dumps(config))
+        lengths = {key: given[key] for key in LENGTHS if key in given}
+        self._write_config({key: value for key, value in self.config.items() if key not in LENGTHS} | lengths)
         if self.finished:
             (self.path / "final.safetensors").unlink()
+
+    def _write_config(self, config: dict[str, Any]) -> None:
+        text = dumps(config)
+        if self.config != (kept := tomllib.loads(text)):
+            write_text(self.path / "config.toml", text)
+            self.config = kept
+
+    def check_config(self, facts: dict[str, str]) -> None:
+        """Refuse settings under which the checkpoint or result was not made."""
+        if facts.get("round", "0") != "0" and facts.get("config", settings_digest(self.config)) != settings_digest(self.config):
+            raise UsageError(
+                f"{self.path / 'config.toml'} does not belong to this run: it was edited or comes from another folder; restore the original"
+            )
 
     def close(self) -> None:
         for handle in (self._rows, self._lock):
@@ -108,37 +132,43 @@ class RunFolder:
             return {}
         return found if isinstance(found, dict) else {}
 
-    def rows(self) -> list[Row]:
-        """All whole rows; what follows the first torn line is dropped."""
-        file = self.path / "rows.jsonl"
-        rows: list[Row] = []
-        if not file.is_file():
-            return rows
-        for line in file.read_bytes().split(b"\n")[:-1]:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                break
-            if not _is_row(row) or row["round"] != len(rows):
-                break
-            rows.append(row)
-        return rows
-
-    def rows_of(self, facts: dict[str, str]) -> list[Row]:
-        """The rows that a checkpoint or result counts; if some are gone, say so."""
-        count, rows = int(facts.get("round", 0)), self.rows()
-        if len(rows) < count:
+    def rows(self, facts: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
+        """All whole rows, from the first to the first torn line; `facts` are those of the checkpoint or result that counts them."""
+        count, found = _count(facts), self._read_rows()
+        if len(found) < count:
             raise UsageError(
-                f"{self.path / 'rows.jsonl'} is damaged: it has {len(rows)} good rows, the run had reached round {count}; "
-                "delete checkpoint.safetensors and final.safetensors to train it again from the start"
+                f"{self.path / 'rows.jsonl'} is damaged: it has {len(found)} good rows, the run had reached round {count}; {_FROM_START}"
             )
-        return rows[:count]
+        if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
+            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows are those of another one; {_FROM_START}")
+        return [row for row, _ in found]
+
+    def rows_of(self, facts: Mapping[str, str]) -> list[Row]:
+        """The rows that a checkpoint or result counts."""
+        return self.rows(facts)[: _count(facts)]
+
+    def _read_rows(self) -> list[tuple[Row, str]]:
+        """Every good row with its checksum; rows of earlier versions have none."""
+        file = self.path / "rows.jsonl"
+        found: list[tuple[Row, str]] = []
+        crc = 0
+        for line in file.read_bytes().split(b"\n")[:-1] if file.is_file() else []:
+            end = CHECKED.search(line)
+            body = line[: end.start()] + b"}" if end else line
+            crc = zlib.crc32(body, crc)
+            row = _parsed(body)
+            checked = end is not None and end[1].decode() == f"{crc:08x}"
+            legacy = end is None and all(not known for _, known in found)
+            if row is None or row["round"] != len(found) or not (checked or legacy):
+                break
+            found.append((row, f"{crc:08x}" if end else ""))
+        return found
 
     def append(self, row: Row) -> None:
         with explained(self.path / "rows.jsonl"):
             if self._rows is None:
                 self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
-            self._rows.write(json.dumps(row, allow_nan=False) + "\n")
+            self._rows.write(self._line(row))
             self._rows.flush()
 
     def keep_rows(self, rows: list[Row]) -> None:
@@ -146,7 +176,14 @@ class RunFolder:
         if self._rows is not None:
             self._rows.close()
             self._rows = None
-        write_text(self.path / "rows.jsonl", "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+        self._crc = 0
+        write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
+
+    def _line(self, row: Row) -> str:
+        """A row as it is written, after all rows before it."""
+        text = json.dumps(row, allow_nan=False)
+        self._crc = zlib.crc32(text.encode(), self._crc)
+        return f'{text[:-1]}, "crc": "{self._crc:08x}"}}\n'
 
     def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
         """Write `checkpoint` or `final` with a checksum, after the rows are safely on disk."""
@@ -154,7 +191,8 @@ class RunFolder:
             with explained(self.path / "rows.jsonl"):
                 os.fsync(self._rows.fileno())
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        write_tensors(self.path / f"{name}.safetensors", flat, {"format": FORMAT, "crc32": _checksum(flat), **facts})
+        own = {"format": FORMAT, "crc32": _checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
+        write_tensors(self.path / f"{name}.safetensors", flat, own | facts)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
         """The tensors and facts of `checkpoint` or `final`, or None if it was never written."""
@@ -172,6 +210,29 @@ class RunFolder:
         if facts.get("crc32") != _checksum(tensors):
             raise UsageError(f"{file} is damaged (its checksum is wrong): {_REMEDY}")
         return tensors, facts
+
+
+def as_folder(path: Any) -> Path:
+    """What a user gave as a folder, as a path."""
+    if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
+        raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
+    return Path(text)
+
+
+def _count(facts: Mapping[str, str]) -> int:
+    """How many rounds a checkpoint or result has seen."""
+    round_ = facts.get("round", "0")
+    if not round_.isdecimal():
+        raise UsageError(f"a checkpoint says it is of round {round_!r}: it is damaged; {_FROM_START}")
+    return int(round_)
+
+
+def _parsed(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if _is_row(row) else None
 
 
 def _is_row(row: Any) -> bool:
@@ -208,16 +269,25 @@ def _lock(path: Path) -> TextIO | None:
         return handle
 
 
+def settings_digest(config: dict[str, Any]) -> str:
+    """A hash of the settings that a result depends on; the length of a run may grow."""
+    return digest(sorted((key, repr(value)) for key, value in config.items() if key not in (*BESIDE_THE_POINT, *LENGTHS)))
+
+
 def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
-    """Refuse a folder that holds another run; a setting that an older version did not know counts as its default. `longer` allows more
-    rounds, or uploads, than it was begun with."""
+    """Refuse a folder that was claimed for other settings. `longer` allows more rounds, or uploads, than it was begun with."""
+    if difference := differing_setting(folder, config, longer):
+        raise UsageError(f"{folder.path} holds a different run ({difference}); choose another folder")
+
+
+def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> str:
+    """The first setting in which a folder differs, in words; a setting that an older version did not know counts as its default."""
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
     pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
     more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)
-    for key in sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT) - set(LENGTHS if more else ())):
-        if ours.get(key) != theirs.get(key):
-            difference = f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here"
-            raise UsageError(f"{folder.path} holds another run ({difference}): choose another folder")
+    keys = sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT) - set(LENGTHS if more else ()))
+    different = [key for key in keys if ours.get(key) != theirs.get(key)]
+    return f"{different[0]} is {theirs.get(different[0])!r} there and {ours.get(different[0])!r} here" if different else ""
 
 
 def find_runs(paths: list[str | Path]) -> list[RunFolder]:

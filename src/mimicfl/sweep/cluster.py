@@ -15,9 +15,10 @@ from typing import Any
 
 from .. import runner
 from ..config import from_dict
+from ..engine.keeper import check_folder
 from ..errors import UsageError
 from ..files import explained, replacing
-from ..metrics.store import RunFolder, check_same
+from ..metrics.store import RunFolder
 from .fuse import Notice, Plan, carry_out, groups
 
 MOST_DEATHS = 5  # of workers with one and the same group: then it is the group
@@ -79,8 +80,9 @@ def _parts(plan: Plan, target: Path) -> list[list[str]]:
     for name, experiment in plan.items():
         settled, run = runner.begin(experiment)
         if (target / name / "config.toml").exists():
-            check_same(RunFolder(target / name), settled.to_dict())
-            if RunFolder(target / name).finished:
+            there = RunFolder(target / name)
+            saved = check_folder(there, run, settled.to_dict())
+            if saved is not None and there.finished and int(saved[1]["rounds"]) >= run.planned:
                 continue
         runs[name], engines[name] = run, settled.engine
     return groups(runs, engines)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from .. import runner
-from ..config import Experiment, device_kind
-from ..engine.keeper import check_owner
+from ..config import Experiment
+from ..engine.keeper import check_folder
 from ..engine.run import Run
 from ..engine.simulate import together
 from ..errors import Diverged, Paused, UsageError
 from ..metrics.history import History, read
-from ..metrics.store import RunFolder, check_same
+from ..metrics.store import RunFolder
 from ..rows import SHARE, free_memory
 
 Plan = dict[str, Experiment]  # a folder's name -> what runs in it
@@ -44,9 +44,10 @@ def compare(
     pairs = [(a, s) for a in names for s in numbers]
     if not pairs:
         raise UsageError("compare needs at least one algorithm and one seed")
-    plan = {runner.folder_name(a, s): dataclasses.replace(experiment, algorithm=a, seed=s) for a, s in pairs}
-    found = carry_out(plan, out, progress, notice)
-    return {a: [found[runner.folder_name(a, s)] for s in numbers] for a in names}
+    runs = [dataclasses.replace(experiment, algorithm=a, seed=s) for a, s in pairs]
+    plan = runner.named_apart([(runner.run_name(e.algorithm, e.seed), e) for e in runs])
+    found = iter(carry_out(plan, out, progress, notice).values())
+    return {a: [next(found) for _ in numbers] for a in names}
 
 
 def carry_out(
@@ -69,10 +70,8 @@ def carry_out(
         folder = None if out is None else Path(out) / name
         if folder is not None and (folder / "config.toml").exists():
             there = RunFolder(folder)
-            check_same(there, settled.to_dict())
-            if (final := there.load("final")) is not None:
-                if device_kind(str(there.config.get("device", "cpu"))) == run.device.type:  # the number says on what a run was made
-                    check_owner(there, "final", final[1], run)
+            saved = check_folder(there, run, settled.to_dict())
+            if saved is not None and there.finished and int(saved[1]["rounds"]) >= run.planned:
                 results[name] = dataclasses.replace(read(there), template=run.template)
                 continue
         waiting[name] = settled, run
@@ -94,13 +93,12 @@ def carry_out(
 
 
 def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
-    """Names of runs that share model, data, loss and batch shape, as many together as memory holds the states of."""
+    """Names of runs that may share a program and have batches of one size, as many together as memory holds the states of."""
     alike: dict[Any, list[str]] = {}
     for name, run in runs.items():
         batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))  # as it is, not as it may be: lanes are as wide
         # Momentum and clipping make another program, which a run without them should not get.
-        kind = (run.work.w.dtype, batch, bool(run.local.momentum), bool(run.local.clip_norm))
-        key = (id(run.data), str(run.template), id(run.loss), *kind, str(run.device), run.precision, engines[name])
+        key = (run.fingerprint.program, batch, bool(run.local.momentum), bool(run.local.clip_norm), str(run.device), engines[name])
         alike.setdefault(key, []).append(name)
     found = []
     for names in alike.values():

@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 from ..algorithms import ALGORITHMS
 from ..config import SETTINGS, Experiment, from_dict, read_settings
 from ..errors import UsageError, nearest, whole
-from ..runner import folder_name
+from ..runner import folder_name, named_apart, run_name
 from .fuse import Plan
 
 MOST_RUNS = 100_000
@@ -31,22 +32,20 @@ def read_sweep(file: str | Path) -> Plan:
             raise UsageError(f"{file}: there is no setting {key!r} for the grid; {nearest(key, SETTINGS)}")
         if key in settings:
             raise UsageError(f"{file}: {key!r} stands both above and in the grid")
-    whole(f"the number of runs in {file}", len(list(itertools.product(*values.values()))), high=MOST_RUNS)
-    plan: Plan = {}
+    whole(f"the number of runs in {file}", math.prod(map(len, values.values())), high=MOST_RUNS)
+    pairs: list[tuple[str, Experiment]] = []
     seen: dict[str, str] = {}
     for combination in itertools.product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
         experiment = from_dict(settings | chosen, str(file))
         name = _name(experiment, {key: value for key, value in chosen.items() if key not in ("algorithm", "seed")})
-        if name in plan:
-            raise UsageError(f"{file}: two runs would have the folder {name}: a value stands twice in the grid")
-        plan[name] = experiment
         # 0 and 0.0 make two names of one run, and so do `fedau` and `fedau:cutoff=50`
-        facts = experiment.to_dict() | {"algorithm": ALGORITHMS.meaning(experiment.algorithm)}
-        same = seen.setdefault(json.dumps(facts), name)
-        if same != name:
-            raise UsageError(f"{file}: {same} and {name} would be the same run: a value stands twice in the grid")
-    return plan
+        facts = json.dumps(experiment.to_dict() | {"algorithm": ALGORITHMS.meaning(experiment.algorithm)})
+        if facts in seen:
+            raise UsageError(f"{file}: {seen[facts]} and {name} would be the same run: a value stands twice in the grid")
+        seen[facts] = name
+        pairs.append((name, experiment))
+    return named_apart(pairs)
 
 
 def _values(file: str | Path, key: str, value: Any) -> list[Any]:
@@ -58,11 +57,11 @@ def _values(file: str | Path, key: str, value: Any) -> list[Any]:
 
 
 def _name(experiment: Experiment, other: dict[str, Any]) -> str:
-    own = folder_name(experiment.algorithm, experiment.seed)
+    own = run_name(experiment.algorithm, experiment.seed)
     cell = "-".join(
         f"{key}={value}" if key not in ("availability", "dataset", "partition", "model") else str(value) for key, value in other.items()
     )
-    clean = "".join(c if c.isalnum() or c in ".-=" else "_" for c in cell)[:120]
+    clean = folder_name(cell, most=120)
     return f"{clean}/{own}" if clean else own
 
 

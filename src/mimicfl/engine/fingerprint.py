@@ -1,0 +1,82 @@
+"""The fingerprint of a run, part by part: hashes of everything that its result depends on, by value.
+
+The same fingerprint decides which runs may share a program, which folder belongs to which run, which runs are finished already, and
+which runs a report may average.
+"""
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from ..algorithms import ALGORITHMS
+from ..data.datasets import DATASETS
+from ..data.partition import PARTITIONS
+from ..fingerprint import Fingerprint, digest
+from ..params import flatten
+from ..registry import Registry, describe, parse
+from . import source
+from .values import ADDRESS, SIMPLE, Values
+
+if TYPE_CHECKING:
+    from .run import Run
+
+def fingerprint(run: "Run", rounds: int) -> Fingerprint:
+    """The fingerprint of the run's first `rounds` rounds."""
+    available = run.available[:rounds]
+    busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
+    values, shape = Values(), Values(weights=False)
+    common = {
+        "weighting": values.of(run.weighting),
+        "model": [ADDRESS.sub("", str(run.template)), shape.of(run.template), _tied(run.template)],
+        "loss": values.of(run.loss),
+        "algorithm": [describe(ALGORITHMS, run.algorithm), values.of(run.algorithm)],
+        "local training": values.of({key: value for key, value in vars(run.local).items() if key != "lr"}),
+        "update": run.update,
+        "precision": [run.precision, str(run.work.w.dtype)],
+        "evaluation": run.eval_every,
+    }
+    own = {
+        "data": [run.data.checksum(), run.data.facts()],
+        "split": values.of(run.split),
+        "frozen weights": values.of([*[p for p in run.template.parameters() if not p.requires_grad], *run.template.buffers()]),
+        "initial weights": values.of(flatten(run.template)),
+        "schedule": values.of(available),
+        "rates": [[rate(t, m) for rate in (run.local_lr, run.global_lr)] for t, m in busy],
+        "seed": run.seed,
+        "device": run.device.type,
+        "callback": None if run.each_round is None else _callback(run.each_round, values),
+        "diagnosis": None if run.watch is None else values.of(run.watch.plan),
+    }
+    experiment = {
+        "data": _made_by(DATASETS, run.config, "dataset", values) or own["data"],
+        "split": _made_by(PARTITIONS, run.config, "partition", values) or run.partition or own["split"],
+        "availability": values.of(run.pattern),
+        "rates": [values.of(run.local_lr), values.of(run.global_lr)],
+    }
+    parts = [{key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment)]
+    return Fingerprint(*parts, unreadable=sorted(values.unreadable | shape.unreadable))
+
+
+def _tied(model: nn.Module) -> list[int]:
+    """Which parameters are one and the same."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(p), k) for k, (_, p) in enumerate(model.named_parameters(remove_duplicate=False))]
+
+
+def _made_by(registry: Registry[Any], config: dict[str, Any], setting: str, values: Values) -> Any:
+    """What made a part from settings that follow the seed; None where the part itself must be compared."""
+    factory = registry.factories.get(parse(str(config.get(setting, "")))[0]) if "source" not in config else None
+    if factory is None or not {"seed", "num_clients"} & set(inspect.signature(factory).parameters):
+        return None
+    return [config[setting], values.of(factory)]
+
+
+def _callback(function: Any, values: Values) -> Any:
+    """A callback by its code and the plain values it holds: lists and objects that it fills while it runs do not count."""
+    inner = getattr(function, "__func__", function)
+    if not inspect.isfunction(inner):
+        return values.of(type(function))
+    held = [value for value in source.held_by(inner) if isinstance(value, SIMPLE)]
+    code = {name: value for name, value in source.globals_used(inner).items() if inspect.isroutine(value) or inspect.isclass(value)}
+    return [inner.__qualname__, source.of_code(inner.__code__)[0], values.of(held), values.of(code)]

@@ -1,0 +1,120 @@
+"""The source text of your own functions, as far as it is what really runs."""
+
+import ast
+import functools
+import hashlib
+import inspect
+import linecache
+import sys
+import sysconfig
+import textwrap
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+LIBRARIES = {"mimicfl", "torch", "numpy", "builtins", *sys.stdlib_module_names} - {"__main__"}
+INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+def is_custom(thing: Any) -> bool:
+    """Is this class or function the user's own, not one of an installed library?"""
+    module = str(getattr(thing, "__module__", None) or "builtins")
+    return module.partition(".")[0] not in LIBRARIES and not _installed(getattr(sys.modules.get(module), "__file__", None))
+
+
+def _installed(file: str | None) -> bool:
+    return file is not None and str(Path(file).resolve()).startswith(INSTALLED)
+
+
+def of_module(module: types.ModuleType) -> str:
+    """The hash of the text of a module of the user's, the name of any other."""
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__.partition(".")[0] in LIBRARIES or _installed(file):
+        return module.__name__
+    return hashlib.sha256("".join(linecache.getlines(file)).encode()).hexdigest()[:16]
+
+
+@functools.lru_cache(maxsize=1024)
+def of_code(code: types.CodeType) -> tuple[str, bool]:
+    """What a function does, and whether it has a source text at all; where the text is not what runs, by its compiled code."""
+    try:
+        text = textwrap.dedent(inspect.getsource(code))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return _compiled(code), False
+    exact = code.co_name != "<lambda>" and _is_what_runs(code)  # one line may hold several lambdas
+    return _without_comments(text) if exact else _compiled(code), True
+
+
+def _without_comments(text: str) -> str:
+    """The text as its syntax tree: comments, layout and docstrings make no difference."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:  # a piece of a longer statement
+        return text
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.dump(tree)
+
+
+def _is_what_runs(code: types.CodeType) -> bool:
+    """A file that was edited after it was imported holds another text than the function was made of."""
+    lines = linecache.getlines(code.co_filename)
+    compiled = _functions("".join(lines), code.co_filename) if lines else None
+    return compiled is None or _compiled(code) in compiled.get((code.co_qualname, code.co_firstlineno), ())
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(text: str, file: str) -> dict[tuple[str, int], list[str]] | None:
+    """The functions in a text by name and line; None for a text that is not plain Python (a notebook's cell with commands in it)."""
+    try:
+        waiting = [compile(text, file, "exec", dont_inherit=True)]
+    except (SyntaxError, ValueError):
+        return None
+    found: dict[tuple[str, int], list[str]] = {}
+    while waiting:
+        code = waiting.pop()
+        found.setdefault((code.co_qualname, code.co_firstlineno), []).append(_compiled(code))
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return found
+
+
+def _compiled(code: types.CodeType) -> str:
+    """A hash of the instructions, the names they use and their constants."""
+    consts = [_compiled(each) if isinstance(each, types.CodeType) else _constant(each) for each in code.co_consts]
+    text = repr([code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, consts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _constant(value: Any) -> str:
+    return repr(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+
+
+def held_by(function: types.FunctionType) -> list[Any]:
+    """What a function holds of the functions around it."""
+    return [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
+
+
+def globals_used(function: types.FunctionType) -> dict[str, Any]:
+    """What of the world outside a function its result may depend on: numbers, texts, arrays, and other code of the user's."""
+    names: dict[str, None] = {}
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        names |= dict.fromkeys(code.co_names)
+        waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    outside = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return {name: value for name, value in outside.items() if _matters(value)}
+
+
+def _matters(value: Any) -> bool:
+    if isinstance(value, (type, types.FunctionType)):
+        return is_custom(value)
+    if isinstance(value, types.ModuleType):
+        return of_module(value) != value.__name__
+    if isinstance(value, (list, dict, set)):
+        return all(isinstance(each, (bool, int, float, str, type(None))) for each in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), tuple, Tensor, np.ndarray, np.generic))
