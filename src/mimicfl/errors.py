@@ -60,13 +60,13 @@ def flag(what: str, value: Any) -> bool:
 
 
 def _real(value: Any) -> float:
-    """Any real number as a float; nan for everything else."""
+    """Any real number as a float, infinite where it is too large for one; nan for everything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
         return float(value)
     except OverflowError:
-        return math.inf if value > 0 else -math.inf
+        return math.inf
 
 
 def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:

@@ -61,9 +61,9 @@ def _from_array(value: Any, name: str) -> Tensor:
     return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("="), order="C"))
 
 
-def raw(tensor: Tensor) -> np.ndarray:
+def raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it is contiguous."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def labels_of(values: Any, name: str) -> np.ndarray:

@@ -25,11 +25,11 @@ class Data:
     are used as they are. Integer labels are classes, floating ones are regression targets. Labels may have a second dimension,
     [samples, positions]; there -100 marks positions without a target.
 
-    Training and test samples must agree in shape and kind (uint8, whole numbers, real numbers, truth values), and so must labels. Numbers of
-    different widths, such as float32 and float64, are stored in the wider type, which loses nothing. Labels become int64.
+    Training and test samples must agree in shape and kind (uint8, whole numbers, real numbers, truth values), and so must labels.
+    Numbers of different widths, such as float32 and float64, are stored in the wider type, which loses nothing. Labels become int64.
 
-    A Data is a value: it copies what it is given, its fields cannot be assigned, and `check_unchanged` notices edits in place. For other data make
-    a new one: `dataclasses.replace(data, y_train=...)`.
+    A Data is a value: it copies what it is given, its fields cannot be assigned, and `check_unchanged` notices edits in place. For
+    other data make a new one: `dataclasses.replace(data, y_train=...)`.
     """
 
     x_train: Any

@@ -86,7 +86,7 @@ def check_outputs(output: Tensor, y: Tensor) -> None:
         fits = output.shape[2:] == y.shape[1:]
         if not fits and output.shape[1:-1] == y.shape[1:]:
             turned = "transpose(1, 2)" if output.ndim == 3 else "movedim(-1, 1)"
-            raise UsageError(f"the classes must be the second dimension of the model's output, not the last ({shapes}): return output.{turned}")
+            raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}): return output.{turned}")
     if not fits:
         raise UsageError(
             f"the model's output must be [batch, classes, ...] where targets are [batch, ...] ({shapes}); "

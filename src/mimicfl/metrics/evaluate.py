@@ -1,10 +1,11 @@
 """How good a model is: loss and accuracy over held-out samples, by class, and by client.
 
-Outputs for classes are [samples, classes, ...], as torch's cross-entropy takes them, and targets [samples, ...]. Accuracy is over targets: with
-labels [samples, positions] every position counts. Positions that have no target (a negative label, or the loss's `ignore_index`) do not.
+Outputs for classes are [samples, classes, ...], as torch's cross-entropy takes them, and targets [samples, ...]. Accuracy is over
+targets: with labels [samples, positions] every position counts, unless it has no target (a negative label, or the loss's `ignore_index`).
 """
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -34,12 +35,12 @@ def correct(output: Tensor, target: Tensor) -> Tensor | None:
 
 
 def ignored_by(loss: Loss) -> int:
-    """The label that a loss leaves out: `ignore_index` of nn.CrossEntropyLoss, of a partial function, or an attribute of the user's own loss."""
+    """The label that a loss leaves out: its attribute `ignore_index`, as of nn.CrossEntropyLoss, or that argument of a partial function."""
     found = getattr(loss, "ignore_index", None)
     given = getattr(loss, "keywords", None)  # of functools.partial
     if found is None and isinstance(given, dict):
         found = given.get("ignore_index")
-    return found if isinstance(found, int) else IGNORED
+    return int(found) if isinstance(found, Integral) else IGNORED
 
 
 def counted(target: Tensor, loss: Loss) -> Tensor:
