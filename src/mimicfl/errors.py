@@ -30,42 +30,74 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
 
 
+def shown(value: Any) -> str:
+    """A wrong value for a message, in at most 100 characters; some objects cannot even be printed."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # a repr of the user's own, or a whole number of thousands of digits
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:96]} ..."
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of torch or of the user's own code says first: the rest rarely helps."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def one_of(what: str, value: Any, choices: Iterable[str]) -> str:
     names = list(choices)
+    if not isinstance(value, str):
+        raise UsageError(f"{what} must be one of {', '.join(names)}, got {shown(value)}")
     if value not in names:
-        raise UsageError(f"{what} {value!r} is unknown; {nearest(str(value), names)}")
-    return str(value)
+        raise UsageError(f"{what} {shown(value)} is unknown; {nearest(value, names)}")
+    return value
+
+
+def flag(what: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise UsageError(f"{what} must be true or false, got {shown(value)}")
+    return bool(value)
+
+
+def _real(value: Any) -> float:
+    """Any real number as a float, infinite where it is too large for one; nan for everything else."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
     """A finite number within [low, high] (above low if `open_low`)."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(float(value)):
-        raise UsageError(f"{what} must be a number, got {value!r}")
-    found = float(value)
+    found = _real(value)
+    if not math.isfinite(found):
+        raise UsageError(f"{what} must be a number, got {shown(value)}")
     if found < low or found > high or (open_low and found == low):
         left = f"more than {low:g}" if open_low else f"at least {low:g}"
         bounds = left if high == math.inf else f"{left} and at most {high:g}"
-        raise UsageError(f"{what} must be {bounds}, got {value!r}")
+        raise UsageError(f"{what} must be {bounds}, got {shown(value)}")
     return found
 
 
 def fading(what: str, value: Any) -> float:
     """A factor by which the past fades: from 0 to less than 1."""
     if not 0 <= (found := number(what, value)) < 1:
-        raise UsageError(f"{what} must be at least 0 and less than 1, got {value!r}")
+        raise UsageError(f"{what} must be at least 0 and less than 1, got {shown(value)}")
     return found
 
 
 def whole(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:
     """A whole number of at least `low`; beyond `high` it can only be a slip of the finger."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
-        raise UsageError(f"{what} must be a whole number of at least {low}, got {value!r}")
+        raise UsageError(f"{what} must be a whole number of at least {low}, got {shown(value)}")
     if int(value) > high:
-        raise UsageError(f"{what} must be at most {high:,}, got {int(value):,}")
+        raise UsageError(f"{what} must be at most {high:,}, got {shown(int(value))}")
     return int(value)
 
 
 def probability(what: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-        raise UsageError(f"{what} is a probability and must lie in [0, 1], got {value!r}")
-    return float(value)
+    if not 0 <= (found := _real(value)) <= 1:
+        raise UsageError(f"{what} is a probability and must lie in [0, 1], got {shown(value)}")
+    return found

@@ -8,8 +8,9 @@ import copy
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from .errors import UsageError
+from .errors import UsageError, first_line
 
 
 def trainable(module: nn.Module) -> list[nn.Parameter]:
@@ -24,16 +25,33 @@ def flatten(module: nn.Module) -> Tensor:
 def load(module: nn.Module, w: Tensor) -> nn.Module:
     """Copy the vector `w` into the module's trainable parameters."""
     parameters = trainable(module)
+    if w.numel() != (expected := sum(p.numel() for p in parameters)):
+        raise UsageError(f"the vector has {w.numel()} numbers, the model {expected} trainable parameters: it is of another model")
     for p, part in zip(parameters, w.split([p.numel() for p in parameters]), strict=True):
         p.data.copy_(part.view_as(p))
     return module
+
+
+def check_weights(module: nn.Module) -> None:
+    """Every parameter and buffer must hold real numbers by now."""
+    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+        if is_lazy(tensor):
+            raise UsageError(f"{name} of the model has no shape yet (a lazy layer): pass a batch through the model first, model(x)")
+        if tensor.is_meta:
+            raise UsageError(f"{name} of the model is on the meta device and holds no values: build the model on the CPU")
+        if tensor.is_complex() and tensor.requires_grad:
+            raise UsageError(f"{name} of the model is complex: trainable parameters must be real numbers")
 
 
 class Workspace:
     """One resident copy of the model, trained in place by every client in turn."""
 
     def __init__(self, module: nn.Module, device: torch.device) -> None:
-        self.module = copy.deepcopy(module).to(device)
+        check_weights(module)
+        try:
+            self.module = copy.deepcopy(module).to(device)
+        except (RuntimeError, TypeError) as error:
+            raise UsageError(f"the model cannot be copied: {first_line(error)}") from error
         parameters = trainable(self.module)
         if not parameters:
             raise UsageError("the model has no trainable parameters: nothing can be learned")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import UsageError, number
+from .errors import UsageError, number, shown
 
 SHARE = 0.5  # of the memory that is free, when no budget is given
 FIRST = 16  # rows to begin with; room is doubled when it is used up
@@ -32,15 +32,17 @@ class Budget:
     @classmethod
     def parse(cls, text: str, folder: Path | None = None) -> "Budget":
         """`auto`, `4` (GiB on the device, or in host memory where that is the device), or `4,16` (GiB there and in host memory)."""
-        if text == "auto":
+        parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
+        if parts == ["auto"]:
             return cls(folder=folder)
-        parts = [part.strip() for part in text.split(",")]
         try:
             sizes = [int(number("state_budget", float(part), low=0) * 2**30) for part in parts]
         except ValueError:
             sizes = []
         if len(sizes) not in (1, 2):
-            raise UsageError(f"state_budget takes auto, GiB on the device (4), or GiB there and in host memory (4,16), got {text!r}")
+            raise UsageError(
+                f"state_budget must be a text: 'auto', GiB on the device ('4'), or GiB there and in host memory ('4,16'), got {shown(text)}"
+            )
         return cls(sizes[0], sizes[-1], folder)
 
     def place(self, bytes_needed: int, device: torch.device) -> str:

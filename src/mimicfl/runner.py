@@ -52,7 +52,7 @@ def build(experiment: Experiment) -> dict[str, Any]:
     batch = None if e.batch_size == "full" else int(e.batch_size)
     local = LocalSGD(e.epochs, batch, e.lr, e.steps, **{key: getattr(e, key) for key in CAME_LATER})
     data = _data(e)
-    labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train))
+    labels = data.y_train if data.num_classes else data.y_train.new_zeros(len(data.y_train), dtype=torch.long)
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
     names = (

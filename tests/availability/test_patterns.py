@@ -208,7 +208,7 @@ def test_bad_patterns_are_refused_in_words(spec, words):
         (av.TimeVarying(0.01), "rounds to nobody"),
         (av.Static([0.1, 0.2]), "2 probabilities for 12"),
         (av.LabelCorrelated([9]), "class 9 is not in the data"),
-        (av.Explicit(np.ones((5, 3), bool)), "3 clients, the partition made 12"),
+        (av.Explicit(np.ones((5, 3), bool)), "3 clients but 12"),
         (av.Explicit(np.ones((2, 12), bool)), "has 2 rounds"),
     ],
 )

@@ -196,7 +196,7 @@ def test_the_id_names_what_the_result_depends_on():
 def test_a_reader_who_leaves_does_not_stop_the_training():
     command = f"{sys.executable} -m mimicfl run --rounds 40 --out r | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
-    assert done.stderr == ""
+    assert all(line.startswith("mimicfl: notice:") for line in done.stderr.splitlines())
     assert RunFolder("r").finished
 
 

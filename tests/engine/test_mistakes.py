@@ -51,7 +51,7 @@ class TestMistakes:
             ({"model": nn.Flatten()}, "no trainable parameters"),
             ({"model": mf.models.MLP(64, 8)}, "8 outputs, the data has 10 classes"),
             ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10).double())}, "mixes parameter types"),
-            ({"availability": mf.availability.Explicit(np.ones((3, 20), bool))}, "availability has 20 clients, the partition made 30"),
+            ({"availability": mf.availability.Explicit(np.ones((3, 20), bool))}, "schedule has 20 clients but 30"),
         ],
     )
     def test_told_in_words(self, digits, change, words):

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import UsageError
+
 
 @dataclass(frozen=True)
 class Observed:
@@ -38,6 +40,9 @@ class Observed:
 
 def observe(available: np.ndarray) -> Observed:
     """Measure a schedule, bool [T, N]."""
+    if not isinstance(available, np.ndarray) or available.ndim != 2 or available.dtype != bool or not available.size:
+        got = f"{available.dtype} of shape {available.shape}" if isinstance(available, np.ndarray) else type(available).__name__
+        raise UsageError(f"a schedule must be a bool array [rounds, clients] as availability.schedule returns it, got {got}")
     rounds, clients = available.shape
     gaps: list[np.ndarray] = []
     longest = 0

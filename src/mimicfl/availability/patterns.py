@@ -12,14 +12,14 @@ round t depends on the seed and t alone, never on how many rounds were asked for
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import UsageError, number, one_of, probability, whole
+from ..errors import UsageError, flag, number, one_of, probability, shown, whole
 from ..registry import Registry
 from ..seeds import stream
 
@@ -47,7 +47,11 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
     """The schedule a pattern makes, bool [rounds, num_clients], checked."""
     pattern = make(pattern)
     whole("rounds", rounds), whole("num_clients", num_clients), whole("seed", seed, low=0)
-    drawn = np.asarray(pattern.draw(rounds, num_clients, seed, class_counts))
+    counts = None if class_counts is None else _counts(class_counts, num_clients)
+    try:
+        drawn = np.asarray(pattern.draw(rounds, num_clients, seed, counts))
+    except MemoryError:
+        raise UsageError(f"a schedule of {rounds:,} rounds and {num_clients:,} clients does not fit into memory: lower one") from None
     if drawn.shape != (rounds, num_clients) or drawn.dtype != bool:
         raise UsageError(
             f"{type(pattern).__name__}.draw gave {drawn.dtype} of shape {drawn.shape}, "
@@ -59,13 +63,20 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
     return available
 
 
+def _counts(class_counts: Any, num_clients: int) -> np.ndarray:
+    counts = np.asarray(class_counts)
+    if counts.ndim != 2 or len(counts) != num_clients or counts.dtype.kind not in "iu":
+        found = f"{counts.dtype} of shape {counts.shape}"
+        raise UsageError(f"class_counts must be whole numbers of shape ({num_clients}, classes), one row per client, got {found}")
+    return counts
+
+
 def make(spec: "str | Pattern") -> Pattern:
     """A pattern from `bounded:20,phase=random` and the like; a pattern is returned as it is."""
     pattern = PATTERNS.make(spec) if isinstance(spec, str) else spec
     if not isinstance(pattern, Pattern):
-        raise UsageError(f"availability must be {PATTERNS.wanted}, got {spec!r}")
-    if not isinstance(pattern.warm_start, bool):
-        raise UsageError(f"warm_start is true or false, got {pattern.warm_start!r}")
+        raise UsageError(f"availability must be {PATTERNS.wanted}, got {shown(spec)}")
+    flag("warm_start", pattern.warm_start)
     return pattern
 
 
@@ -121,9 +132,10 @@ class Static(Pattern):
     p: float | Sequence[float] = 0.1
 
     def __post_init__(self) -> None:
-        if isinstance(self.p, np.ndarray):
-            object.__setattr__(self, "p", self.p.tolist())
-        for value in self.p if isinstance(self.p, (list, tuple)) else [self.p]:
+        given = self.p.tolist() if isinstance(self.p, np.ndarray) else self.p
+        if isinstance(given, (list, tuple)):
+            object.__setattr__(self, "p", list(given))  # a list of our own
+        for value in given if isinstance(given, (list, tuple)) else [given]:
             probability("p", value)
 
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
@@ -212,16 +224,20 @@ class LabelCorrelated(Pattern):
     def __post_init__(self) -> None:
         probability("rare", self.rare), probability("common", self.common)
         number("share", self.share, low=0, high=1, open_low=True)
-        if not isinstance(self.classes, Iterable) or isinstance(self.classes, str):
-            raise UsageError(f"classes must be a list of labels such as [0,1], got {self.classes!r}")
-        object.__setattr__(self, "classes", [whole("a label in classes", c, low=0) for c in self.classes])
+        given = self.classes.tolist() if isinstance(self.classes, np.ndarray) else self.classes
+        if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
+            raise UsageError(f"classes must be a list of labels such as [0,1], got {shown(given)}")
+        classes = [whole("a label in classes", c, low=0) for c in given]
+        if len(set(classes)) < len(classes):  # most likely a slip for another class; its samples must not count twice
+            raise UsageError(f"classes must name each label once, got {shown(classes)}")
+        object.__setattr__(self, "classes", classes)
 
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         if class_counts is None:
             raise UsageError("label-correlated availability needs labelled classes and a split; this data has none")
         if self.classes and max(self.classes) >= class_counts.shape[1]:
             raise UsageError(f"label-correlated: class {max(self.classes)} is not in the data, which has {class_counts.shape[1]} classes")
-        held = class_counts[:, list(self.classes)].sum(axis=1) / class_counts.sum(axis=1)
+        held = class_counts[:, list(self.classes)].sum(axis=1) / np.maximum(class_counts.sum(axis=1), 1)
         p = np.where(held >= self.share, self.rare, self.common)
         return uniforms(seed, rounds, num_clients) < p
 
@@ -243,10 +259,12 @@ class Explicit(Pattern):
             values = np.asarray(values)
         except ValueError:
             raise UsageError("explicit availability: the rows differ in length; it must be rounds x clients") from None
+        except Exception:  # whatever an object's own conversion raises
+            raise UsageError(f"explicit availability: a matrix or a file is needed, got {shown(source)}") from None
         where = str(source) if isinstance(source, (str, Path)) else "the matrix"
         if values.ndim != 2 or values.size == 0:
             raise UsageError(f"explicit availability: {where} must be rounds x clients, got shape {values.shape}")
-        if values.dtype != bool and not np.isin(values, (0, 1)).all():
+        if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
             raise UsageError(f"explicit availability: {where} must hold 0 and 1 only")
         object.__setattr__(self, "_values", values.astype(bool))
 
@@ -258,11 +276,12 @@ class Explicit(Pattern):
         have_rounds, have_clients = self.values.shape
         if have_clients != num_clients:
             raise UsageError(
-                f"availability has {have_clients} clients, the partition made {num_clients}: pass num_clients={have_clients} or repartition"
+                f"the explicit schedule has {have_clients} clients but {num_clients} are asked for: "
+                f"use {have_clients} clients or a schedule with {num_clients} columns"
             )
         if have_rounds < rounds:
             raise UsageError(
-                f"the explicit schedule has {have_rounds} rounds, the run asks for {rounds}: lower rounds or give a longer schedule"
+                f"the explicit schedule has {have_rounds} rounds but {rounds} are asked for: lower rounds or give a longer schedule"
             )
         return self.values[:rounds]
 
@@ -277,6 +296,6 @@ def _read(source: str | Path) -> Any:
             return json.loads(text)
         rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         return [[float(cell) for cell in row] for row in rows]
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, EOFError, ValueError, RecursionError, MemoryError) as error:
         header = "; a .csv or .txt has numbers only, no header (or one that begins with #)" if "to float" in str(error) else ""
         raise UsageError(f"cannot read a schedule from {file}: {error}{header}") from None

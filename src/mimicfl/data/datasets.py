@@ -6,6 +6,7 @@
 ((1442, 1, 8, 8), 10)
 """
 
+import inspect
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,9 +16,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from ..errors import UsageError
+from ..errors import UsageError, flag, nearest, shown
 from ..files import WriteFailed, explained, sweep, write_tensors
-from ..registry import Registry
+from ..registry import Registry, parse
 from . import cifar, fashion
 from .dataset import Data
 from .download import cache_dir, say
@@ -35,11 +36,26 @@ ABOUT = {
 
 
 def load(name: str, path: str | Path | None = None, fetch: bool = True, **options: Any) -> Data:
-    """A dataset by name; `path` says where its files are, `fetch=False` never downloads."""
-    data = DATASETS.make(name, path=Path(path) if path else None, fetch=fetch, **options)
+    """A dataset by name; `path` says where its files are, `fetch=False` never downloads.
+
+    `options` are those of the dataset; `num_clients` and `seed` reach the datasets that have them.
+    """
+    if path is not None and not isinstance(path, (str, Path)):
+        raise UsageError(f"path must be the folder that holds the files, got {shown(path)}")
+    if isinstance(name, str):
+        _check_options(name, options)
+    data = DATASETS.make(name, path=Path(path) if path else None, fetch=flag("fetch", fetch), **options)
     if not isinstance(data, Data):
         raise UsageError(f"dataset {name!r} must be made as a mimicfl.Data, got {type(data).__name__}")
     return data
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """A misspelled option must not be passed over; those of a run are, where a dataset does not take them."""
+    taken = inspect.signature(DATASETS.find(parse(name)[0])).parameters
+    spread = any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    if not spread and (unknown := options.keys() - taken.keys() - {"num_clients", "seed"}):
+        raise UsageError(f"dataset {name!r} has no option {min(unknown)!r}; {nearest(min(unknown), taken)}")
 
 
 def cached(name: str) -> Path:
@@ -95,8 +111,7 @@ def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 def _fetchable(name: str, path: Path | None, fetch: bool, standardise: bool) -> Data:
     """Inputs are standardised per channel, or left between 0 and 1."""
-    if not isinstance(standardise, bool):
-        raise UsageError(f"standardise is true or false, got {standardise!r}")
+    flag("standardise", standardise)
     facts: dict[str, Any] = {**obtain(name, path, fetch), **FETCHABLE[name].FACTS}
     return Data(**facts | ({} if standardise else {"mean": (0.0,), "std": (1.0,)}), name=name)
 

@@ -23,7 +23,7 @@ def synthetic(
     (f_i = half mean squared error), by Newton's method for `logistic`.
     """
     one_of("synthetic kind", kind, ["quadratic", "logistic"])
-    whole("num_clients", num_clients), whole("dim", dim), whole("samples", samples)
+    whole("num_clients", num_clients), whole("dim", dim), whole("samples", samples), whole("seed", seed, low=0)
     number("heterogeneity", heterogeneity, low=0), number("noise", noise, low=0)
     center = stream(seed, "synthetic").normal(size=dim)
     parts = {"train": samples, "test": max(1, samples // 4)}

@@ -10,24 +10,23 @@ from torch import Tensor, nn
 
 from ..data.clients import Holdout
 from ..data.dataset import Data
-from ..errors import UsageError
+from ..errors import UsageError, first_line, shown
 from ..local.losses import Loss, cross_entropy
 from ..local.lr import check_certificate, theory
 from ..local.update import LocalSGD
-from ..metrics.evaluate import correct
 from ..rows import Rows
 from ..theory.rounds import Rounds
 
 
 def pick_device(name: str) -> torch.device:
-    if name == "auto":
+    if isinstance(name, str) and name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
-    except (RuntimeError, TypeError):
+        device = torch.device(name) if isinstance(name, (str, torch.device)) else None
+    except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r} is unknown; use cpu, cuda, cuda:0 or auto")
+        raise UsageError(f"device {shown(name)} is unknown; use cpu, cuda, cuda:0 or auto")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("device 'cuda' was asked for, but torch finds no GPU here: use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -44,13 +43,15 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
     try:
         output = module(x)
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(f"the model cannot take samples of shape {shape}: {first}") from error
+        raise UsageError(f"the model cannot take samples of shape {shape}: {first_line(error)}") from error
     module.train()
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != len(x):
         got = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
         raise UsageError(f"the model must give one tensor with a row for every sample, got {got} for {len(x)} samples")
+    check_outputs(output, y)
     outputs = output.shape[1] if output.ndim > 1 else 1
+    if outputs == 1 and loss is cross_entropy:  # it would be 0 whatever the model says
+        raise UsageError("cross-entropy needs an output per class and at least two, the model has 1: give it more, or use loss='binary'")
     one_for_two = outputs == 1 and data.num_classes == 2 and loss is not cross_entropy
     if data.num_classes > outputs and not one_for_two:
         raise UsageError(
@@ -61,11 +62,9 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ValueError(f"it gives a tensor of shape {tuple(value.shape)}, but must give one number: the mean over the batch")
         value.backward()
-        correct(output.detach(), y)
     except Exception as error:
-        first = (str(error).splitlines() or [type(error).__name__])[0]
         shapes = f"outputs of shape {tuple(output.shape)} and targets of shape {tuple(y.shape)}"
-        raise UsageError(f"the loss does not fit {shapes}: {first}") from error
+        raise UsageError(f"the loss does not fit {shapes}: {first_line(error)}") from error
     if not bool(torch.isfinite(value)):
         raise UsageError("the loss of the initial model is not finite on the test data: check the data's scale and the model")
     if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
@@ -73,6 +72,25 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
             "the model has BatchNorm: its running statistics are averaged over the active clients but get no correction; "
             "GroupNorm has none and suits federated learning better",
             stacklevel=4,
+        )
+
+
+def check_outputs(output: Tensor, y: Tensor) -> None:
+    """Outputs for classes must be [batch, classes, ...] to targets [batch, ...]: accuracy is taken along the second dimension."""
+    if y.is_floating_point():
+        return
+    shapes = f"outputs of shape {tuple(output.shape)}, targets of shape {tuple(y.shape)}"
+    if output.ndim < 2 or output.shape[1] == 1:
+        fits = output.numel() == y.numel()
+    else:
+        fits = output.shape[2:] == y.shape[1:]
+        if not fits and output.shape[1:-1] == y.shape[1:]:
+            turned = "transpose(1, 2)" if output.ndim == 3 else "movedim(-1, 1)"
+            raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}): return output.{turned}")
+    if not fits:
+        raise UsageError(
+            f"the model's output must be [batch, classes, ...] where targets are [batch, ...] ({shapes}); "
+            "targets of another kind, such as several labels per sample, must be given as real numbers"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import UsageError
+from ..errors import UsageError, shown
 from ..registry import Registry
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -44,5 +44,7 @@ def as_loss(loss: Any) -> Loss:
     if isinstance(loss, str):
         return LOSSES.find(loss)
     if not callable(loss):
-        raise UsageError(f"loss must be a name ({', '.join(LOSSES)}) or a function of (output, target), got {loss!r}")
+        raise UsageError(f"loss must be a name ({', '.join(LOSSES)}) or a function of (output, target), got {shown(loss)}")
+    if isinstance(loss, type):
+        raise UsageError(f"loss must be a function of (output, target), got the class {loss.__name__}: make an object, {loss.__name__}()")
     return loss  # type: ignore[no-any-return]

@@ -7,12 +7,13 @@
 """
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from ..errors import UsageError, number
+from ..errors import UsageError, number, shown
 from ..registry import Registry
 from ..theory.rates import largest_c
 from ..theory.rounds import Rounds
@@ -116,10 +117,10 @@ def schedule(rate: Any) -> Schedule:
             rate = float(rate)
         except ValueError:
             rate = RATES.make(rate)
-    if isinstance(rate, Real):
-        return constant(float(rate))
+    if isinstance(rate, Real) and not isinstance(rate, bool):
+        return constant(number("the learning rate", rate))
     if not callable(rate) or isinstance(rate, type):
-        raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {rate!r}")
+        raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {shown(rate)}")
     if type(rate) in (constant, geometric, theory):
         return rate  # type: ignore[no-any-return]
     return Own(rate, _takes_two(rate))
@@ -150,9 +151,11 @@ class Own:
     def __call__(self, t: int, active: int = 1) -> float:
         value = self.rate(t, active) if self.takes_active else self.rate(t)
         try:
-            found = float(value)
-        except (TypeError, ValueError):
-            raise UsageError(f"the learning rate function gave {value!r} for round {t}: it must give a number") from None
+            found = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
+        except Exception:  # no number at all, or a tensor of many
+            found = math.nan
+        if math.isnan(found):
+            raise UsageError(f"the learning rate function gave {shown(value)} for round {t}: it must give a number")
         return number(f"the learning rate of round {t}", found, low=0, high=1e30, open_low=True)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ..data.dataset import Data
-from ..errors import UsageError, whole
+from ..errors import UsageError, flag, probability, shown, whole
 from ..registry import Registry
 from ..seeds import torch_stream
 
@@ -36,14 +36,16 @@ class Logistic(nn.Sequential):
     """One linear layer on the flattened input."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True) -> None:
-        super().__init__(nn.Flatten(), nn.Linear(inputs, outputs, bias=bias))
+        size = whole("inputs", inputs), whole("outputs", outputs)
+        super().__init__(nn.Flatten(), nn.Linear(*size, bias=flag("bias", bias)))
 
 
 class LeNet(nn.Sequential):
     """The paper's network for Fashion-MNIST: convolutions of 6 and 16 channels (5x5), then 256-120-84-10."""
 
     def __init__(self, channels: int = 1, size: int = 28, outputs: int = 10) -> None:
-        side = ((size - 4) // 2 - 4) // 2
+        channels, outputs = whole("channels", channels), whole("outputs", outputs)
+        side = ((whole("size", size) - 4) // 2 - 4) // 2
         if side < 1:
             raise UsageError(f"LeNet needs images of at least 16x16 pixels, got {size}x{size}")
         super().__init__(
@@ -57,7 +59,8 @@ class VGG11(nn.Sequential):
     """The paper's network for CIFAR-10: eight 3x3 convolutions without BatchNorm, a 512-512-10 head with dropout."""
 
     def __init__(self, channels: int = 3, size: int = 32, outputs: int = 10, dropout: float = 0.5) -> None:
-        if size < 32:
+        channels, outputs, dropout = whole("channels", channels), whole("outputs", outputs), probability("dropout", dropout)
+        if whole("size", size) < 32:
             raise UsageError(f"VGG-11 halves the image five times and needs at least 32x32 pixels, got {size}x{size}")
         layers: list[nn.Module] = []
         width = channels
@@ -108,8 +111,15 @@ def _vgg11(data: Data, dropout: float = 0.5) -> nn.Module:
 
 def build(spec: str, data: Data, seed: int = 0) -> nn.Module:
     """A named model that fits the data, with initial weights that depend on the seed alone."""
-    with torch_stream(seed, "model"):
-        model = MODELS.make(spec, data=data)
+    if not isinstance(data, Data):
+        raise UsageError(f"data must be a mimicfl.Data, got {shown(data)}")
+    try:
+        with torch_stream(whole("seed", seed, low=0), "model"):
+            model = MODELS.make(spec, data=data)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # an error of the user's own model
+            raise
+        raise UsageError(f"model {spec!r} does not fit into memory: make it smaller") from None
     if not isinstance(model, nn.Module):
         raise UsageError(f"model {spec!r} must be made as an nn.Module, got {type(model).__name__}")
     return model

@@ -46,7 +46,9 @@ class LocalSGD:
         for name in ("epochs", "steps", "batch_size"):
             value = getattr(self, name)
             value = value.tolist() if isinstance(value, (np.ndarray, Tensor)) else value
-            if name != "batch_size" and isinstance(value, Sequence) and not isinstance(value, str):
+            if name != "batch_size" and isinstance(value, (list, tuple, range)):
+                if not value:
+                    raise UsageError(f"{name} must be a number or a list with one number per client, got an empty list")
                 object.__setattr__(self, name, tuple(whole(f"each of {name}", number, high=10_000_000) for number in value))
             elif value is not None:
                 object.__setattr__(self, name, whole(name, value, high=10_000_000))
