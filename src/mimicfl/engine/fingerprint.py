@@ -21,6 +21,7 @@ from .values import ADDRESS, SIMPLE, Values
 if TYPE_CHECKING:
     from .run import Run
 
+
 def fingerprint(run: "Run", rounds: int) -> Fingerprint:
     """The fingerprint of the run's first `rounds` rounds."""
     available = run.available[:rounds]

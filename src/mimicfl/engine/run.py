@@ -22,6 +22,7 @@ from ..local.update import LocalSGD
 from ..metrics.diagnostics import Diagnosis, Watch
 from ..metrics.evaluate import Score, client_accuracy, evaluate
 from ..metrics.history import History, Row, read
+from ..metrics.store import as_folder
 from ..params import Workspace, average_buffers
 from ..rows import Budget, Rows
 from .checks import check_lists, check_model, check_rate, check_state, pick_device
@@ -126,10 +127,10 @@ class Run:
 
     def open(self, path: str | Path, config: dict[str, Any], checkpoint_every: int | None) -> None:
         """Begin in this folder, or go on where the same run stopped."""
-        self.config = config
+        self.config, path = config, as_folder(path)
         for value in vars(self.state).values():
             if isinstance(value, Rows):
-                value.budget = dataclasses.replace(value.budget, folder=Path(path))
+                value.budget = dataclasses.replace(value.budget, folder=path)
         self.keeper = Keeper(self, path, config, checkpoint_every)
 
     def close(self) -> None:

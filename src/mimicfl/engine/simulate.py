@@ -130,7 +130,8 @@ def _in_words(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "source": "python",
         "dataset": run.data.name,
-        "model": type(run.template).__name__.lower(),
+        "model": f"{type(run.template).__name__.lower()} with {run.work.w.numel():,} parameters",
+        "partition": run.partition or "custom",
         "num_clients": len(run.split),
         "algorithm": describe(ALGORITHMS, run.algorithm),
         "availability": describe(PATTERNS, run.pattern),

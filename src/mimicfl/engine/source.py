@@ -15,13 +15,15 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-LIBRARIES = {"mimicfl", "torch", "numpy", "builtins", *sys.stdlib_module_names} - {"__main__"}
+LIBRARIES = {"mimicfl", "torch", "numpy", "builtins", *sys.stdlib_module_names}
 INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def is_custom(thing: Any) -> bool:
     """Is this class or function the user's own, not one of an installed library?"""
     module = str(getattr(thing, "__module__", None) or "builtins")
+    if module == "__main__":  # also where an installed tool, such as a test runner, is what was started
+        return True
     return module.partition(".")[0] not in LIBRARIES and not _installed(getattr(sys.modules.get(module), "__file__", None))
 
 

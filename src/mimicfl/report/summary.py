@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from ..config import BESIDE_THE_POINT, with_later
+from ..fingerprint import Parts, digest
 from ..metrics.history import History, Row
 from .gap import TIE, Gap, mean_std
 from .styles import SOLID, Dash, styles
@@ -100,15 +102,61 @@ def group(histories: Sequence[History]) -> list[Group]:
     configs = [with_later(history.config) for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
-    collected: dict[tuple[str, str], list[History]] = {}
+    named: dict[tuple[str, str], list[History]] = {}
     for history, config in zip(histories, configs, strict=True):
         setting = ", ".join(f"{key} {config.get(key)}" for key in varied)
-        collected.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
+        named.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
+    collected = {
+        (spec, ", ".join(filter(None, (setting, detail)))): found
+        for (spec, setting), runs in named.items()
+        for detail, found in told_apart(runs).items()
+    }
     labels = [", ".join(filter(None, (title(spec), setting))) for spec, setting in collected]
     return [
         Group(label, color, runs, dash, setting)
         for label, (color, dash), ((_, setting), runs) in zip(labels, styles(list(collected)), collected.items(), strict=True)
     ]
+
+
+def told_apart(runs: Sequence[History]) -> dict[str, list[History]]:
+    """Runs with the same settings by what else tells them apart, in words. Within each of them a seed counts once.
+
+    Runs made from Python objects may have the same settings and yet be different experiments; and one run may lie in two folders.
+    """
+    found: dict[str, list[History]] = {}
+    for detail, alike in _by_parts(runs, lambda run: run.fingerprint.experiment).items():
+        for more, same in _by_parts(alike, _own_parts, within_seed=True).items():
+            found[", ".join(filter(None, (detail, more)))] = _once_per_seed(same)
+    return found
+
+
+def _by_parts(runs: Sequence[History], parts: Callable[[History], Parts], within_seed: bool = False) -> dict[str, list[History]]:
+    """Runs by the parts of their fingerprint that differ; with `within_seed` only by those in which runs of one seed differ."""
+    pools: dict[Any, list[History]] = {}
+    for run in runs:
+        pools.setdefault(run.config.get("seed") if within_seed else None, []).append(run)
+    keys = dict.fromkeys(key for run in runs for key in parts(run))
+    varied = [key for key in keys if any(len({parts(run).get(key) for run in pool}) > 1 for pool in pools.values())]
+    found: dict[str, list[History]] = {}
+    for run in runs:
+        found.setdefault(", ".join(f"{key} {parts(run).get(key, 'unknown')[:6]}" for key in varied), []).append(run)
+    return found
+
+
+def _own_parts(run: History) -> Parts:
+    """What identifies one run; for runs without a fingerprint, their numbers."""
+    ends = [[row.get("test_loss"), row.get("train_loss")] for row in run.rows]
+    return run.fingerprint.result or {"run": digest([ends, run.config.get("algorithm")])}
+
+
+def _once_per_seed(runs: Sequence[History]) -> list[History]:
+    """The longest run of every seed, in the order of the seeds' first appearance; runs of unknown seed all count."""
+    longest: dict[Any, History] = {}
+    for position, run in enumerate(runs):
+        seed = run.config.get("seed", f"run {position}")
+        if seed not in longest or len(run.rows) > len(longest[seed].rows):
+            longest[seed] = run
+    return list(longest.values())
 
 
 def title(spec: str) -> str:
