@@ -29,8 +29,8 @@ from torch import Tensor
 
 from ..config import BESIDE_THE_POINT, defaults
 from ..errors import UsageError
-from ..fingerprint import digest
 from ..files import explained, sweep, write_tensors, write_text
+from ..fingerprint import digest
 from ..toml import dumps
 from .environment import continued, environment
 
