@@ -43,13 +43,13 @@ class Fingerprint:
         """Empty where an earlier version or another program wrote the text."""
         try:
             held = json.loads(text)
-            parts = [{str(key): str(value) for key, value in held[name].items()} for name in ("run", "experiment")]
+            run, experiment = ({str(key): str(value) for key, value in held[name].items()} for name in ("run", "experiment"))
         except (ValueError, TypeError, KeyError, AttributeError):
             return cls()
-        return cls(*parts)
+        return cls(run, experiment)
 
     def differences(self, other: "Fingerprint", complete: bool) -> list[str]:
-        """The parts in which the run of a folder differs from this one. If all its rounds are there, what only training needs is ignored."""
+        """The parts in which the run of a folder differs from this one. Once all rounds are there, what only training needs is ignored."""
         found = [part for part in self.run if self.run[part] != other.run.get(part)]
         needless = [part for part in found if part in OPTIONAL and (part == "device" or self.run[part] == NONE)] if complete else []
         return [part for part in found if part not in needless]

@@ -161,7 +161,7 @@ def test_edited_code_does_not_return_the_old_result(names, tmp_path, where):
     file.write_text("# a comment changes nothing\n" + PLUGIN.format(factor="1.0"))
     mf.run(e, out)
     file.write_text(PLUGIN.format(factor="0.5"))
-    with pytest.raises(mf.UsageError, match="algorithm differs.*code.*choose another folder, or delete"):
+    with pytest.raises(mf.UsageError, match=r"algorithm differs.*code.*choose another folder, or delete"):
         mf.run(e, out)
 
 
@@ -271,7 +271,7 @@ def test_a_grid_bomb_is_refused_before_it_is_built(tmp_path):
 
 @pytest.mark.parametrize("wrong", [{"engine": None}, {"engine": 3}, {"out": 3}, {"out": b""}, {"out": b"x"}, {"out": ""}, {"out": "a\0b"}])
 def test_wrong_kinds_are_refused_in_words(digits, wrong):
-    with pytest.raises(mf.UsageError, match="engine must be|run folder must be"):
+    with pytest.raises(mf.UsageError, match=r"engine must be|run folder must be"):
         mf.simulate(**digits, rounds=1, **wrong)
 
 

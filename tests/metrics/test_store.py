@@ -109,7 +109,7 @@ def test_a_checkpoint_of_another_run_is_refused(finished, tmp_path):
     mf.run(mf.Experiment(rounds=3, availability="static:0.3", seed=8), tmp_path / "other")
     (finished / "final.safetensors").unlink()
     (finished / "checkpoint.safetensors").write_bytes((tmp_path / "other" / "checkpoint.safetensors").read_bytes())
-    with pytest.raises(mf.UsageError, match="different run|does not belong"):
+    with pytest.raises(mf.UsageError, match=r"different run|does not belong"):
         resume(finished)
 
 

@@ -55,8 +55,8 @@ def fingerprint(run: "Run", rounds: int) -> Fingerprint:
         "availability": values.of(run.pattern),
         "rates": [values.of(run.local_lr), values.of(run.global_lr)],
     }
-    parts = [{key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment)]
-    return Fingerprint(*parts, unreadable=sorted(values.unreadable | shape.unreadable))
+    of_run, of_experiment = ({key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment))
+    return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | shape.unreadable))
 
 
 def _tied(model: nn.Module) -> list[int]:

@@ -141,9 +141,8 @@ def check_folder(folder: RunFolder, run: "Run", config: dict[str, Any]) -> Saved
     rows = folder.rows_of(facts)
     complete = run.planned <= rounds and bool(rows) and (len(rows) == rounds or rows[-1].get("stopped", False))
     if parts := here.differences(there, complete):
-        raise UsageError(
-            f"{folder.path} holds a different run ({_difference(folder, config, parts, longer=rounds < run.planned)}); {_remedy(parts)}"
-        )
+        difference = _difference(folder, config, parts, longer=rounds < run.planned)
+        raise UsageError(f"{folder.path} holds a different run ({difference}); {_remedy(parts)}")
     return saved
 
 
