@@ -103,5 +103,5 @@ def moved(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for p in trainable(model):
             fan_in = p[0].numel() if p.ndim > 1 else 4
-            p += 0.5 / fan_in**0.5 * torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device), alpha=0.5 / fan_in**0.5)
     return model
