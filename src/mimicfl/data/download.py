@@ -12,15 +12,20 @@ from pathlib import Path
 
 from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
+from ..errors import UsageError
+
 TIMEOUT = 30  # seconds without a byte before an address is given up
 CHUNK = 1 << 16
 
 
 def cache_dir() -> Path:
-    """Where verified datasets are kept: $MIMICFL_CACHE, else the user's cache folder."""
-    if named := os.environ.get("MIMICFL_CACHE"):
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mimicfl"
+    """Where verified datasets and compiled code are kept: $MIMICFL_CACHE, else the user's cache folder."""
+    try:
+        if named := os.environ.get("MIMICFL_CACHE"):
+            return Path(named).expanduser()
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mimicfl"
+    except RuntimeError as error:  # no such user, or a user without a home
+        raise UsageError(f"the cache folder cannot be found ({error}); set MIMICFL_CACHE to an existing folder") from None
 
 
 def say(text: str) -> None:

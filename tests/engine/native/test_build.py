@@ -1,10 +1,7 @@
-"""Compiling once, safely; never out of bounds; the same on another processor."""
+"""Compiling once; never out of bounds; the same on another processor."""
 
-import os
 import shutil
 import subprocess
-import sys
-import time
 
 import pytest
 
@@ -33,29 +30,7 @@ class TestCache:
         monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path))
         with pytest.raises(Unsupported, match="the compiler refused"):
             build.library("this is not C++")
-        assert [p for p in (tmp_path / "native").iterdir() if p.suffix != ".lock"] == []
-
-    def test_a_damaged_library_is_made_anew(self, tmp_path, monkeypatch):
-        monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path))
-        build.library(self.source).write_bytes(b"\x7fELF garbage")
-        assert build.open_library(self.source).mimicfl_train is not None
-
-    def test_a_killed_compile_is_nothing_to_the_next(self, tmp_path):
-        """Kill the whole process while the compiler works; the next one compiles and runs."""
-        program = "import mimicfl as mf, sys; d = mf.datasets.load('digits')\n"
-        program += "mf.simulate(mf.models.MLP(64, 77, 10), d, mf.partition.iid(d.y_train, 3), rounds=1, engine='native'); print('done')"
-        environment = {**os.environ, "MIMICFL_CACHE": str(tmp_path)}
-        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, start_new_session=True)
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "native").glob("*.lock")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.3)
-        os.killpg(process.pid, 9)
-        process.communicate()
-        assert not list((tmp_path / "native").glob("*.so"))
-        both = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        assert [p.communicate(timeout=120)[0] for p in both] == ["done\n", "done\n"]  # two at once wait for one compile
-        assert len(list((tmp_path / "native").glob("*.so"))) == 1
+        assert [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".lock"] == []
 
 
 HARNESS = """

@@ -68,6 +68,96 @@ def test_nan_stays_nan():
     assert torch.equal(y.isnan(), F.max_pool2d(x, 2).isnan())
 
 
+def conv_arguments(rng):
+    """A random call of conv2d: sizes as numbers, tuples or lists, by position or by name."""
+    kernel, stride, padding = ([int(n) for n in rng.integers(low, 4, 2)] for low in (1, 1, 0))
+    forms = (lambda s: tuple(s), lambda s: list(s), lambda s: s[0])
+    form = forms[rng.integers(3)]
+    if form is forms[2]:
+        stride, padding = [stride[0]] * 2, [padding[0]] * 2
+    shape = [int(n) for n in rng.integers(1, 6, 2)] + kernel
+    named = {"stride": form(stride), "padding": form(padding), "dilation": form([1, 1]), "groups": 1}
+    return shape, bool(rng.integers(2)), named
+
+
+def layouts(x):
+    """The same numbers as they may lie in memory."""
+    wide = torch.zeros(*x.shape[:3], 2 * x.shape[3])
+    wide[..., ::2] = x
+    return {"plain": x, "channels last": x.contiguous(memory_format=torch.channels_last), "strided": wide[..., ::2]}
+
+
+def grads(call, leaves):
+    y = call(*leaves)
+    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+    return [y.detach(), *(torch.autograd.grad((y * y.detach().cos()).sum(), wanted) if wanted else [])]
+
+
+@pytest.fixture
+def table():
+    """Random calls of layers, all compiled into one library."""
+    from mimicfl.seeds import stream
+
+    rng, calls, seen = stream(5, "layers"), [], Quick(None)
+    for _ in range(24):
+        shape, biased, named = conv_arguments(rng)
+        x = torch.from_numpy(rng.normal(size=(int(rng.choice([1, 2, 9, 17])), shape[1], 7, 6))).float()
+        w, b = torch.from_numpy(rng.normal(size=shape)).float(), torch.from_numpy(rng.normal(size=shape[0])).float() if biased else None
+        calls.append((lambda x, w, b, named=named: F.conv2d(x, w, b, **named), x, w, b))
+    for kernel, named in [((2, 3), {}), ([2], {"stride": (1, 2)}), (3, {"stride": [2], "ceil_mode": False}), (2, {"stride": 3, "dilation": (1, 1)})]:
+        x = torch.from_numpy(rng.integers(0, 4, size=(3, 2, 7, 6))).float()  # many equal values
+        calls.append((lambda x, w, b, kernel=kernel, named=named: F.max_pool2d(x, kernel, **named), x, None, None))
+    with seen:
+        for call, *given in calls:
+            call(*given)
+    assert len(seen.shapes) == len(calls)
+    return calls, Layers(list(dict.fromkeys(seen.shapes)))
+
+
+@pytest.mark.parametrize("frozen", [(), (0,), (1, 2), (0, 1, 2)], ids=["none", "input", "weights", "all"])
+def test_random_calls_equal_pytorch(table, frozen):
+    calls, layers = table
+    for call, *given in calls:
+        for x in layouts(given[0]).values():
+            leaves = [None if t is None else t.detach().requires_grad_(k not in frozen) for k, t in enumerate((x, *given[1:]))]
+            true = grads(call, leaves)
+            with Quick(layers):
+                ours = grads(call, leaves)
+            for a, b in zip(ours, true, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-4 * float(b.abs().max().clamp_min(1.0)))
+
+
+def test_second_derivatives_equal_pytorch(table):
+    calls, layers = table
+
+    def penalty(call, leaves):
+        first = torch.autograd.grad(call(*leaves).sin().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves, allow_unused=True, materialize_grads=True)
+
+    for call, *given in calls:
+        for x in layouts(given[0]).values():
+            leaves = [t.detach().requires_grad_() for t in (x, *given[1:]) if t is not None]
+            padded = lambda *t, call=call: call(*t, *[None] * (3 - len(t)))  # noqa: E731
+            true = penalty(padded, leaves)
+            with Quick(layers):
+                ours = penalty(padded, leaves)
+            for a, b in zip(ours, true, strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=1e-3 * float(b.abs().max().clamp_min(1.0)))
+
+
+def test_the_default_type_does_not_matter(table):
+    calls, layers = table
+    for call, *given in calls:
+        true = call(*given)
+        torch.set_default_dtype(torch.float64)
+        try:
+            with Quick(layers):
+                ours = call(*given)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        torch.testing.assert_close(ours, true, rtol=0, atol=1e-4 * float(true.abs().max().clamp_min(1.0)))
+
+
 class Branches(nn.Module):
     """No chain: the same convolution twice, a sum, a pooled side way, and images whose layout is not the usual one."""
 
@@ -101,12 +191,45 @@ def clients_of(x, dtype=torch.float32):
         lambda x: F.max_pool2d(x, 3, ceil_mode=True),
         lambda x: F.max_pool2d(x, 2, return_indices=True)[0],
         lambda x: F.conv2d(x.double(), torch.randn(4, 2, 3, 3).double()),
+        lambda x: F.conv2d(x[:0], torch.randn(4, 2, 3, 3)),
+        lambda x: F.conv2d(x[0], torch.randn(4, 2, 3, 3)),
+        lambda x: F.max_pool2d(x[:0], 2),
+        lambda x: F.max_pool2d(x, 2, 2, 0, 1, False, True)[0],
+        lambda x: torch.autocast("cpu", torch.bfloat16)(F.conv2d)(x, torch.randn(4, 2, 3, 3)),
+        lambda x: F.conv2d(torch.complex(x, x).conj().imag, torch.randn(4, 2, 3, 3)),  # its memory holds the negative
     ],
 )
 def test_everything_else_is_left_to_pytorch(call):
     seen = Quick(None)
     with seen:
         call(torch.randn(2, 2, 8, 8))
+    assert seen.shapes == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.conv2d(x, torch.randn(4, 3, 3, 3)),  # other channels
+        lambda x: F.conv2d(x, torch.randn(4, 2, 9, 9)),  # a kernel larger than the image
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), torch.randn(5)),
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), torch.randn(4).double()),
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), stride=0),
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), stride=(1, 1, 1)),
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), padding=()),
+        lambda x: F.conv2d(x, torch.randn(4, 2, 3, 3), padding=-1),
+        lambda x: F.max_pool2d(x, 2, stride=0),
+        lambda x: F.max_pool2d(x, 9),
+        lambda x: torch.max_pool2d(x, 2, steps=0),
+        lambda x: torch.conv2d(x),
+    ],
+)
+def test_what_pytorch_refuses_is_refused_by_pytorch(call):
+    x, seen = torch.randn(2, 2, 8, 8), Quick(None)
+    with pytest.raises((RuntimeError, TypeError)) as true:
+        call(x)
+    with seen, pytest.raises(type(true.value)) as ours:
+        call(x)
+    assert str(ours.value).splitlines()[0] == str(true.value).splitlines()[0]
     assert seen.shapes == []
 
 
@@ -131,4 +254,6 @@ def test_nothing_to_gain_and_no_compiler(monkeypatch):
         raise Unsupported("no C++ compiler was found")
 
     monkeypatch.setattr(module, "load", missing)
+    assert quick_layers(net.float(), images) is None
+    monkeypatch.setattr(module, "load", lambda source: 1 / 0)
     assert quick_layers(net.float(), images) is None

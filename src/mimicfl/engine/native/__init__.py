@@ -1,5 +1,20 @@
 """The native cohort: a traced network becomes C++ with the batch in the vector lanes, compiled once and kept."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ..support import Unsupported
 
-__all__ = ["Unsupported"]
+__all__ = ["Unsupported", "preparing"]
+
+
+@contextmanager
+def preparing() -> Iterator[None]:
+    """Whatever fails while the engine is prepared means that it cannot run this model; only a lack of memory keeps its meaning."""
+    try:
+        yield
+    except (Unsupported, MemoryError):
+        raise
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0][:120]
+        raise Unsupported(f"it could not be prepared ({type(error).__name__}: {first})") from error

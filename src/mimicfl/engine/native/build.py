@@ -1,7 +1,4 @@
-"""Compiling once: a library per network, kept by the hash of everything that went into it.
-
-Two processes that need the same library wait for each other; a killed compile leaves nothing that looks like a result.
-"""
+"""Compiling once: one library per network, stored under the hash of everything that went into it."""
 
 import ctypes
 import functools
@@ -11,18 +8,11 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ...data.download import cache_dir
-from ...files import WriteFailed, explained, replacing
 from ..support import Unsupported
-
-try:
-    import fcntl
-except ImportError:
-    fcntl = None  # type: ignore[assignment]
+from .cache import OTHER_FOLDER, Cache, compile_cache
 
 # -ffast-math is not used: sums keep their order, so a result does not depend on the compiler's mood.
 FLAGS = ["-std=c++17", "-O3", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread", "-w"]
@@ -35,17 +25,21 @@ def compiler() -> str:
         raise Unsupported(f"the native engine is not made for {sys.platform}")
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
-            return found
+            return os.path.abspath(found)  # it will run in another folder
     raise Unsupported("no C++ compiler was found (install g++ or clang++)")
+
+
+def _run(command: list[str], timeout: float, source: str = "", **settings: Any) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(command, input=source, timeout=timeout, capture_output=True, encoding="utf-8", errors="replace", **settings)
 
 
 @functools.cache
 def identity(program: str) -> str:
     """The compiler's version and what `native` means to it on this processor."""
     try:
-        version = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=30).stdout.splitlines()[:1]
+        version = _run([program, "--version"], 30).stdout.splitlines()[:1]
         command = [program, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
-        macros = subprocess.run(command, capture_output=True, text=True, timeout=30).stdout
+        macros = _run(command, 30).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unsupported(f"the C++ compiler {program} does not answer ({error})") from None
     target = sorted(line for line in macros.splitlines() if any(word in line for word in ("AVX", "FMA", "SSE", "NEON", "SVE", "__tune")))
@@ -55,58 +49,45 @@ def identity(program: str) -> str:
 def library(source: str, extra: tuple[str, ...] = ()) -> Path:
     """The compiled library of this source, from the cache or made now."""
     program = compiler()
-    flags = [*FLAGS, *(extra or ("-march=native",))]
-    key = hashlib.sha256("\n".join([source, *flags, identity(program)]).encode()).hexdigest()[:24]
-    folder = cache_dir() / "native"
-    target = folder / f"{key}.so"
-    if target.is_file():
-        return target
-    try:
-        with explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder / f"{key}.lock"):
-            if not target.is_file():
-                _compile(program, flags, source, target)
-    except WriteFailed as error:
-        raise Unsupported(f"the library cannot be kept ({error})") from None
-    return target
-
-
-def _compile(program: str, flags: list[str], source: str, target: Path) -> None:
-    with replacing(target) as partial:
-        try:
-            command = [program, *flags, "-x", "c++", "-", "-o", str(partial)]
-            done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=TIMEOUT)
-        except subprocess.TimeoutExpired:
-            raise Unsupported(f"compiling took more than {TIMEOUT} s") from None
-        if done.returncode:
-            first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
-            raise Unsupported(f"the compiler refused the generated code ({first[:160]})")
-
-
-@contextmanager
-def _alone(lock: Path) -> Iterator[None]:
-    """One process at a time; the lock goes with its holder, however that ends."""
-    if fcntl is None:
-        yield
-        return
-    with explained(lock), lock.open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    lock.unlink(missing_ok=True)
+    with compile_cache() as cache:
+        return cache.path / _made(cache, program, source, extra)
 
 
 def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Compile if need be, and load; a library that was damaged in the cache is made anew, once."""
-    path = library(source, extra)
+    """Compile if need be, and load."""
+    program = compiler()
+    with compile_cache() as cache:
+        name = _made(cache, program, source, extra)
+        try:
+            return ctypes.CDLL(cache.reach(name))
+        except OSError as error:
+            raise Unsupported(f"the compiled library {cache.path / name} cannot be loaded ({error}); {OTHER_FOLDER}") from None
+
+
+def _made(cache: Cache, program: str, source: str, extra: tuple[str, ...]) -> str:
+    """The name of the library, which is in the cache after this."""
+    flags = [*FLAGS, *(extra or ("-march=native",))]
+    key = hashlib.sha256("\n".join([source, *flags, identity(program)]).encode()).hexdigest()[:24]
+    if name := cache.find(key):
+        return name
+    with cache.compiling(key) as locks:
+        return cache.find(key) or _compile(cache, [program, *flags], source, key, locks)
+
+
+def _compile(cache: Cache, command: list[str], source: str, key: str, locks: tuple[int, ...]) -> str:
+    partial = cache.partial(key)
     try:
-        return ctypes.CDLL(str(path))
-    except OSError:
-        path.unlink(missing_ok=True)
-    try:
-        return ctypes.CDLL(str(library(source, extra)))
-    except OSError as error:
-        raise Unsupported(f"the compiled library cannot be loaded ({error})") from None
+        # The compiler runs inside the folder and holds the locks: a killed parent must not release them before it has ended.
+        command = [*command, "-x", "c++", "-", "-o", partial]
+        done = _run(command, TIMEOUT, source, cwd=cache.reach(), pass_fds=locks)
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+            raise Unsupported(f"the compiler refused the generated code ({first[:160]})")
+        return cache.keep(key, partial)
+    except subprocess.TimeoutExpired:
+        raise Unsupported(f"compiling took more than {TIMEOUT} s") from None
+    finally:
+        cache.drop(partial)
 
 
 def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:

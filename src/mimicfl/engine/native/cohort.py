@@ -1,63 +1,71 @@
 """The native cohort: same questions and answers as the plain one, in compiled code, one client per thread at a time."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...data.clients import Clients, Holdout
 from ...data.dataset import Data
-from ...local.losses import LOSSES, Loss
+from ...local.losses import Loss
 from ...local.train import draw
 from ...params import flatten
 from ...seeds import number
-from ..calls import without_dropout
 from ..cohort import Answers, Ask
 from ..support import Unsupported
+from . import preparing
 from .build import open_library
 from .generate import generate
 from .trace import trace
+from .verify import loss_name, verify
 
 Part = tuple[np.ndarray, list[int]]  # a client's samples in the order of training, and its batch sizes
 Floats = Sequence[float]
-CHECK_SAMPLES = 5
-CHECK_TOLERANCE = 1e-4  # of the largest value; a wrong layer is off by far more, float32 rounding by far less
+MOST_OUTPUTS = 1 << 16  # the loss keeps one sample's outputs on the stack
 
 
 class Program:
     """A compiled network with a loss."""
 
+    @preparing()
     def __init__(self, model: nn.Module, data: Data, loss: Loss, flags: tuple[str, ...] = ()) -> None:
+        _check_inputs(data)
         self.uint8 = data.x_train.dtype == torch.uint8 and not data.augment
-        if not (self.uint8 or data.x_train.is_floating_point() or data.augment):
-            raise Unsupported(f"its inputs are {str(data.x_train.dtype).removeprefix('torch.')}")
         self.kind = loss_name(loss, data)
         self.layers = trace(model, tuple(data.x_train.shape[1:]))
-        self.outputs = self.layers[-1].out[0]
-        if self.layers[-1].out[1:] != (1, 1):
-            raise Unsupported("its output is not flat")
-        if data.num_classes > self.outputs:
-            raise Unsupported("it has fewer outputs than classes")
+        self.outputs = math.prod(self.layers[-1].out)
+        self._check_outputs(data)
         self.source = generate(self.layers, flatten(model).numel(), self.kind, self.uint8)
         self.code = open_library(self.source, flags)
         self.data = data
-        self.table = _table(data, self.layers[0].shape[0]) if self.uint8 else torch.zeros(1)
+        self.table = _table(data, self.layers[0].shape[0]) if self.uint8 else _floats(1)
+
+    def _check_outputs(self, data: Data) -> None:
+        """The compiled loss reads a target without looking whether it exists."""
+        if self.outputs > MOST_OUTPUTS:
+            raise Unsupported(f"it has more than {MOST_OUTPUTS} outputs")
+        if self.kind == "cross-entropy" and data.num_classes > self.outputs:
+            raise Unsupported("it has fewer outputs than classes")
+        if self.kind == "mse" and (targets := math.prod(data.y_train.shape[1:])) != self.outputs:
+            raise Unsupported(f"it has {self.outputs} outputs but {targets} targets per sample")
 
     def pool(self, x: Tensor) -> Tensor:
         """Samples as the compiled code reads them: uint8 as stored, anything else as float32 inputs."""
-        return (x if self.uint8 else self.data.inputs(x, torch.float32)).contiguous()
+        pool = x if self.uint8 else self.data.inputs(x, torch.float32)
+        if pool.dtype != (torch.uint8 if self.uint8 else torch.float32) or x.shape[1:] != self.data.x_train.shape[1:]:
+            raise Unsupported(f"samples of type {_name(x)} and shape {list(x.shape[1:])} are not those it was compiled for")
+        return pool.contiguous()
 
     def target(self, y: Tensor) -> Tensor:
         return (y.long() if self.kind == "cross-entropy" else y.float()).contiguous()
 
     def predict(self, w: Tensor, pool: Tensor, threads: int) -> Tensor:
         """Outputs [n, outputs] in evaluation mode."""
-        out = torch.empty(len(pool), self.outputs)
-        failed = self.code.mimicfl_outputs(
-            _pointer(w.contiguous()), _pointer(pool), _pointer(self.table), len(pool), _pointer(out), threads
-        )
+        out = _floats(len(pool), self.outputs)
+        w = w.contiguous()
+        failed = self.code.mimicfl_outputs(_pointer(w), _pointer(pool), _pointer(self.table), len(pool), _pointer(out), threads)
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
         return out
@@ -65,7 +73,7 @@ class Program:
     def train(self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shift: Tensor | None, threads: int) -> tuple[Tensor, Tensor]:
         """g [m, d] and the summed batch losses [m] of one round; w is [d], or [models, d] with `plan.model` saying which is whose."""
         m = len(plan.begin)
-        g = torch.empty(m, w.shape[-1])
+        g = _floats(m, w.shape[-1])
         loss = np.empty(m)
         w = w.contiguous()
         shift = None if shift is None else shift.contiguous()
@@ -79,6 +87,11 @@ class Program:
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
         return g, torch.from_numpy(loss)
+
+    def step(self, w: Tensor, pool: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient [d] and the loss [1] of all these samples as one batch."""
+        g, loss = self.train(w, pool, target, Plan([(np.arange(len(pool)), [len(pool)])], [0]), None, 1)
+        return g[0], loss
 
 
 class Plan:
@@ -109,6 +122,7 @@ class NativeCohort:
     name = label = "native"
     room = None
 
+    @preparing()
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, flags: tuple[str, ...] = ()) -> None:
         if clients.device.type != "cpu":
             raise Unsupported("it runs on the CPU only")
@@ -116,8 +130,8 @@ class NativeCohort:
         self.program = Program(model, clients.data, loss, flags)
         self.target = self.program.target(clients.y)
         self.pool = None if clients.data.augment else self.program.pool(clients.x)
-        self.tests: dict[int, Tensor] = {}
-        check(self.program, model, clients, loss)
+        self.tests: tuple[Tensor, Tensor] | None = None  # the last test samples, as given and as the compiled code reads them
+        verify(self.program, lambda other: Program(other, clients.data, loss, flags), model, clients, loss)
 
     def like(self, model: nn.Module) -> "NativeCohort":
         return NativeCohort(model, self.clients, self.loss)
@@ -154,40 +168,22 @@ class NativeCohort:
         steps = torch.tensor([len(sizes) for _, sizes in parts])
         return Answers(g, steps, (loss / steps).to(torch.float32))
 
-    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor:
-        """Test outputs [r, n, outputs] of r models [r, d]."""
-        pool = self.tests.setdefault(id(samples.x), self.program.pool(samples.x))
-        return torch.stack([self.program.predict(one, pool, torch.get_num_threads()) for one in w])
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
+        """Test outputs [r, n, outputs] of r models [r, d]; None for samples that the compiled code cannot read."""
+        if self.tests is None or self.tests[0] is not samples.x:
+            try:
+                self.tests = samples.x, self.program.pool(samples.x)
+            except Unsupported:
+                return None
+        return torch.stack([self.program.predict(one, self.tests[1], torch.get_num_threads()) for one in w])
 
 
-def loss_name(loss: Loss, data: Data) -> str:
-    for name in ("cross-entropy", "mse"):
-        if loss is LOSSES.find(name):
-            return name
-    plain = isinstance(loss, nn.CrossEntropyLoss) and loss.weight is None and loss.reduction == "mean" and loss.label_smoothing == 0
-    if (loss is F.cross_entropy or plain) and data.num_classes:
-        return "cross-entropy"
-    raise Unsupported("its loss is neither cross-entropy nor mse")
-
-
-def check(program: Program, model: nn.Module, clients: Clients, loss: Loss) -> None:
-    """The compiled network against autograd on a few samples: whatever the tracing missed is found here, before it matters."""
-    rows = np.arange(min(CHECK_SAMPLES, len(clients.x)))
-    x, y = clients.data.inputs(clients.x[rows], torch.float32), clients.y[rows]
-    if (quiet := without_dropout(model, x)) is not None:
-        model, program = quiet, Program(quiet, clients.data, loss)
-    w = flatten(model)
-    training = model.training
-    model.train()
-    output = model(x)
-    gradients = torch.autograd.grad(loss(output, y), list(model.parameters()))
-    model.train(training)
-    exact = torch.cat([g.reshape(-1) for g in gradients])
-    pool = program.pool(clients.x[rows])
-    g, _ = program.train(w, pool, program.target(y), Plan([(rows, [len(rows)])], [0]), None, 1)
-    for ours, theirs in ((program.predict(w, pool, 1), output.detach()), (g[0], exact)):
-        if not torch.allclose(ours, theirs.reshape(ours.shape), rtol=0, atol=CHECK_TOLERANCE * float(theirs.abs().max().clamp_min(1e-6))):
-            raise Unsupported("its compiled form disagrees with PyTorch on a test batch")
+def _check_inputs(data: Data) -> None:
+    for x in (data.x_train, data.x_test):
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise Unsupported(f"its inputs are {_name(x)}")
+    if (data.x_train.dtype == torch.uint8) != (data.x_test.dtype == torch.uint8):
+        raise Unsupported(f"its training samples are {_name(data.x_train)} and its test samples {_name(data.x_test)}")
 
 
 def _table(data: Data, channels: int) -> Tensor:
@@ -198,6 +194,15 @@ def _table(data: Data, channels: int) -> Tensor:
     if not torch.equal(inputs[:, :, :1].expand_as(inputs), inputs):
         raise Unsupported("its inputs are scaled differently within a channel")
     return inputs[:, :, 0].t().contiguous()
+
+
+def _floats(*shape: int) -> Tensor:
+    """Memory for the compiled code to fill, whatever PyTorch's default type and device are."""
+    return torch.empty(shape, dtype=torch.float32, device="cpu")
+
+
+def _name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
 
 
 def _pointer(tensor: Tensor) -> int:

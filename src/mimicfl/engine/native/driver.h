@@ -1,5 +1,5 @@
 // The cohort around a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs, a workspace, and
-// forward(), backward(). One client after another on each thread; h = grad + shift + mu (w - w_t), with momentum u = beta u + h in its
+// forward(), backward(). ZEROED: a backward pass adds to a gradient of zeros, since it writes some entries twice or never. One client after another on each thread; h = grad + shift + mu (w - w_t), with momentum u = beta u + h in its
 // place, w -= eta h, g += h. Where gradients are clipped, grad is shortened first.
 
 struct Round {
@@ -64,12 +64,13 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
   for (int64_t k = r.step[c]; k < r.step[c + 1]; k++) {
     const int batch = r.sizes[k];
     Net::prepare(s, w);
+    if (Net::ZEROED) memset(grad, 0, sizeof(float) * Net::D);
     for (int at = 0; at < batch; at += LANES) {
       const int count = least(LANES, batch - at);
       gather<Net::FEATURES, Net::CHANNELS>(r.pool, r.table, rows + at, count, s.input);
       Net::forward(s, w, true, r.key[c], position++);
       loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
-      Net::backward(s, w, grad, at == 0);
+      Net::backward(s, w, grad, at == 0 && !Net::ZEROED);
     }
     if (r.clip[c] > 0.f) shorten(grad, r.clip[c]);
     update(w, g, grad, w0, r.shift ? r.shift + (size_t)c * Net::D : nullptr, r.eta[c], r.mu[c], u, r.beta[c]);
@@ -90,7 +91,10 @@ static int on_threads(int threads, int jobs, F work) {
     free(w);
   };
   std::vector<std::thread> others;
-  for (int t = 1; t < least(threads, jobs); t++) others.emplace_back(loop);
+  try {
+    for (int t = 1; t < least(threads, jobs); t++) others.emplace_back(loop);
+  } catch (...) {  // the system has no more threads to give: those that run do the work
+  }
   loop();
   for (auto& t : others) t.join();
   return failed;

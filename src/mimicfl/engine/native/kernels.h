@@ -1,5 +1,8 @@
 // ---- pooling --------------------------------------------------------------------------------------------------------
 
+// The larger of two; NaN if either is.
+static inline v larger(v q, v m) { return (q > m) | (q != q) ? q : m; }
+
 template <int C, int H, int W, int OH, int OW, int KH, int KW, int SH, int SW>
 static void max_pool(const v* in, v* out) {
   for (int c = 0; c < C; c++)
@@ -7,7 +10,7 @@ static void max_pool(const v* in, v* out) {
       for (int x = 0; x < OW; x++) {
         const v* p = in + (c * H + y * SH) * W + x * SW;
         v m = p[0];
-        UNROLL for (int ky = 0; ky < KH; ky++) { UNROLL for (int kx = 0; kx < KW; kx++) m = p[ky * W + kx] > m ? p[ky * W + kx] : m; }
+        UNROLL for (int ky = 0; ky < KH; ky++) { UNROLL for (int kx = 0; kx < KW; kx++) m = larger(p[ky * W + kx], m); }
         out[(c * OH + y) * OW + x] = m;
       }
 }
@@ -59,8 +62,9 @@ static void avg_pool_back(const v* d, v* din) {
 
 // ---- element by element ---------------------------------------------------------------------------------------------
 
-static void relu(v* x, int n) { for (int i = 0; i < n; i++) x[i] = x[i] > v{} ? x[i] : v{}; }
-static void relu_back(const v* y, v* d, int n) { for (int i = 0; i < n; i++) d[i] = y[i] > v{} ? d[i] : v{}; }
+// NaN stays NaN, so that training that has diverged is seen to.
+static void relu(v* x, int n) { for (int i = 0; i < n; i++) x[i] = x[i] < v{} ? v{} : x[i]; }
+static void relu_back(const v* y, v* d, int n) { for (int i = 0; i < n; i++) d[i] = y[i] <= v{} ? v{} : d[i]; }
 static void tanh_layer(const v* x, v* y, int n) {
   const float* a = (const float*)x;
   float* b = (float*)y;

@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from ...data.clients import Clients
 from ..calls import conv2d_call, pair
 from ..support import Unsupported
+from . import preparing
 from .build import load
 from .generate import KERNELS, written
 
@@ -58,16 +59,12 @@ def quick_layers(module: nn.Module, clients: Clients) -> Layers | None:
         return None
     seen = Quick(None)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), seen:
-            module(clients.data.inputs(clients.x[:2], clients.dtype))
-    except Exception:  # a model that does not bear being watched trains as it is
-        return None
-    shapes = list(dict.fromkeys(seen.shapes))
-    if not shapes or len(shapes) > MOST_SHAPES:
-        return None
-    try:
-        return Layers(shapes)
-    except Unsupported:
+        with preparing():
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), seen:
+                module(clients.data.inputs(clients.x[:2], clients.dtype))
+            shapes = list(dict.fromkeys(seen.shapes))
+            return Layers(shapes) if 0 < len(shapes) <= MOST_SHAPES else None
+    except Unsupported:  # the model then trains as it is
         return None
 
 
@@ -81,40 +78,70 @@ class Quick(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.conv2d and (shape := _convolution(*(call := conv2d_call(*args, **kwargs)))):
-            self.shapes.append(shape)
-            if self.layers and shape in self.layers.known:
-                return Conv.apply(*call[:3], shape[1], self.layers.known[shape])
-        if func in (F.max_pool2d, torch.max_pool2d) and (shape := _max_pool(*args, **kwargs)):
-            self.shapes.append(shape)
-            if self.layers and shape in self.layers.known:
-                return Pool.apply(args[0] if args else kwargs["input"], shape[1], self.layers.known[shape])
+        if func in _CALLS:
+            read, shape_of, layer = _CALLS[func]
+            try:
+                call = read(*args, **kwargs)
+                shape = shape_of(*call)
+            except TypeError:  # PyTorch knows better what is wrong with it
+                shape = None
+            if shape:
+                self.shapes.append(shape)
+                if self.layers and shape in self.layers.known:
+                    return layer.apply(*call[: layer.tensors], shape[1], self.layers.known[shape])
         return func(*args, **kwargs)
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Shape | None:
-    """What is compiled for this call; None for what our kernels do not do, or not faster."""
-    if not _plain(x) or x.ndim != 4 or w.dtype != torch.float32 or groups != 1 or isinstance(padding, str) or pair(dilation) != (1, 1):
+    """What is compiled for this call; None for what our kernels do not do, or not faster, and for what PyTorch refuses."""
+    if not _images(x) or not _plain(w) or w.ndim != 4 or groups != 1 or _two(dilation) != (1, 1):
         return None
-    if max(w.shape[:2]) > MOST_CHANNELS:
+    if bias is not None and not (_plain(bias) and bias.shape == w.shape[:1]):
         return None
-    return "Convolution", (*x.shape[1:], w.shape[0], *w.shape[2:], *pair(stride), *pair(padding))
+    stride, padding, kernel = _two(stride), _two(padding), tuple(w.shape[2:])
+    if not (stride and padding) or min(*stride, *w.shape) < 1 or min(padding) < 0 or w.shape[1] != x.shape[1]:
+        return None
+    if max(w.shape[:2]) > MOST_CHANNELS or any(k > side + 2 * p for k, side, p in zip(kernel, x.shape[2:], padding, strict=True)):
+        return None
+    return "Convolution", (*x.shape[1:], w.shape[0], *kernel, *stride, *padding)
 
 
-def _max_pool(
-    input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *more: Any, **others: Any
-) -> Shape | None:
-    x = input
-    if not _plain(x) or x.ndim != 4 or any(more) or any(others.values()) or pair(padding) != (0, 0) or pair(dilation) != (1, 1):
+def max_pool2d_call(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[Tensor, Any, Any, Any, Any, bool]:
+    return input, kernel_size, kernel_size if stride is None or stride in ((), []) else stride, padding, dilation, ceil_mode or return_indices
+
+
+def _max_pool(x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, special: bool) -> Shape | None:
+    kernel, steps = _two(kernel_size), _two(stride)
+    if not _images(x) or special or _two(padding) != (0, 0) or _two(dilation) != (1, 1):
         return None
-    kernel = pair(kernel_size)
-    if kernel[0] > x.shape[2] or kernel[1] > x.shape[3]:
+    if not (kernel and steps) or min(*kernel, *steps) < 1 or kernel[0] > x.shape[2] or kernel[1] > x.shape[3]:
         return None
-    return "MaxPool", (*x.shape[2:], *kernel, *(pair(stride) if stride else kernel))
+    return "MaxPool", (*x.shape[2:], *kernel, *steps)
+
+
+def _two(value: Any) -> tuple[int, ...] | None:
+    """A size as two numbers; None if it is anything else than one or two of them."""
+    if isinstance(value, (tuple, list)) and not (len(value) in (1, 2) and all(type(number) is int for number in value)):
+        return None
+    return pair(value) if isinstance(value, (tuple, list)) or type(value) is int else None
+
+
+def _images(x: Any) -> bool:
+    return _plain(x) and x.ndim == 4 and x.numel() > 0 and not torch.is_autocast_enabled("cpu")
 
 
 def _plain(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.dtype == torch.float32 and x.device.type == "cpu"
+    """Is its memory what it says: an array of floats?"""
+    usual = type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"
+    return usual and x.layout == torch.strided and not x.is_neg()
 
 
 def _at(tensor: Tensor | None) -> int | None:
@@ -130,23 +157,28 @@ class Conv(torch.autograd.Function):
     """A convolution of compiled shape."""
 
     apply: Any
+    tensors = 3
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[int, ...], ways: tuple[Any, Any]) -> Tensor:
         _, h, w, channels, kh, kw, sh, sw, ph, pw = numbers
+        ctx.save_for_backward(x, weight)  # as given, not as copied below: a second derivative must find the way back to them
+        ctx.numbers, ctx.ways, ctx.biased = numbers, ways, bias is not None
         x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
-        y = torch.empty(len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+        y = x.new_empty(len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
         _ran(ways[0](_at(x), _at(weight), _at(bias), _at(y), len(x)))
-        ctx.save_for_backward(x, weight)
-        ctx.ways, ctx.biased = ways, bias is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        dy = dy.contiguous()
-        dx = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        dw, db = torch.empty_like(weight), torch.empty(len(weight)) if ctx.biased else None
+        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+            stride, padding, biases = ctx.numbers[6:8], ctx.numbers[8:], [len(weight)] if ctx.biased else None
+            settings = (biases, stride, padding, (1, 1), False, (0, 0), 1, (True, True, ctx.biased))
+            return *torch.ops.aten.convolution_backward(dy, x, weight, *settings), None, None
+        x, weight, dy = x.contiguous(), weight.contiguous(), dy.contiguous()
+        dx = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
+        dw, db = x.new_empty(weight.shape), x.new_empty(len(weight)) if ctx.biased else None
         _ran(ctx.ways[1](_at(x), _at(weight), _at(dy), _at(dx), _at(dw), _at(db), len(x)))
         return dx, dw, db, None, None
 
@@ -155,22 +187,41 @@ class Pool(torch.autograd.Function):
     """Max pooling of compiled shape."""
 
     apply: Any
+    tensors = 1
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, numbers: tuple[int, ...], ways: tuple[Any, Any]) -> Tensor:
         h, w, kh, kw, sh, sw = numbers
         x = x.contiguous()
-        y = torch.empty(*x.shape[:2], (h - kh) // sh + 1, (w - kw) // sw + 1)
-        place = torch.empty(y.shape, dtype=torch.int32)
+        y = x.new_empty(*x.shape[:2], (h - kh) // sh + 1, (w - kw) // sw + 1)
+        place = x.new_empty(y.shape, dtype=torch.int32)
         ways[0](_at(x), _at(y), _at(place), x.shape[0] * x.shape[1])
         ctx.save_for_backward(place)
-        ctx.ways, ctx.shape = ways, x.shape
+        ctx.numbers, ctx.ways, ctx.shape = numbers, ways, x.shape
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         [place] = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return _scattered(dy, place, ctx.shape, ctx.numbers), None, None
         dy = dy.contiguous()
-        dx = torch.empty(ctx.shape)
+        dx = dy.new_empty(ctx.shape)
         ctx.ways[1](_at(dy), _at(place), _at(dx), ctx.shape[0] * ctx.shape[1])
         return dx, None, None
+
+
+def _scattered(dy: Tensor, place: Tensor, shape: torch.Size, numbers: tuple[int, ...]) -> Tensor:
+    """The gradient of max pooling by PyTorch's own operations, which can be differentiated again."""
+    _, width, _, kw, sh, sw = numbers
+    rows = torch.arange(dy.shape[2], device=dy.device)[:, None] * sh + place // kw
+    columns = torch.arange(dy.shape[3], device=dy.device) * sw + place % kw
+    at = (rows * width + columns).flatten(2)
+    return dy.new_zeros(*shape[:2], shape[2] * width).scatter_add(2, at, dy.flatten(2)).view(shape)
+
+
+_CALLS: dict[Any, tuple[Any, Any, Any]] = {
+    torch.conv2d: (conv2d_call, _convolution, Conv),
+    F.max_pool2d: (max_pool2d_call, _max_pool, Pool),
+    torch.max_pool2d: (max_pool2d_call, _max_pool, Pool),
+}

@@ -1,5 +1,7 @@
-"""A module as a chain of layers, found by tracing what it does, whatever its classes are called."""
+"""A module as a chain of layers, found by tracing what it does in training and in evaluation mode."""
 
+import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,171 +10,221 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ...params import trainable
+from ..calls import pair
 from ..support import Unsupported
+
+BATCH = 3  # samples in the traced batch; the self-check uses another number, so a shape that depends on it is found
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One step of the chain. `shape` is its input [channels, height, width] (height and width 1 after flattening)."""
+    """One step of the chain. `shape` is its input [channels, height, width] (height and width 1 for flat samples)."""
 
     kind: str  # conv, max_pool, avg_pool, relu, tanh, dropout, linear
     shape: tuple[int, int, int]
     out: tuple[int, int, int]
-    kernel: tuple[int, int] = (1, 1)
-    stride: tuple[int, int] = (1, 1)
-    padding: tuple[int, int] = (0, 0)
+    kernel: tuple[int, ...] = (1, 1)
+    stride: tuple[int, ...] = (1, 1)
+    padding: tuple[int, ...] = (0, 0)
     weight: int = -1  # where its weights and bias begin in the flat parameter vector; -1: none
     bias: int = -1
     p: float = 0.0
 
 
 ELEMENTWISE = {F.relu: "relu", torch.relu: "relu", F.tanh: "tanh", torch.tanh: "tanh", "relu": "relu", "tanh": "tanh", "relu_": "relu"}
-POOLS = {
-    "max_pool2d": ("max_pool", ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
-    "avg_pool2d": ("avg_pool", ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")),
+MAX_WORDS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+AVG_WORDS = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+POOLS: dict[Any, tuple[str, tuple[str, ...]]] = {
+    **dict.fromkeys((nn.MaxPool2d, F.max_pool2d, torch.max_pool2d), ("max_pool", MAX_WORDS)),
+    **dict.fromkeys((nn.AvgPool2d, F.avg_pool2d), ("avg_pool", AVG_WORDS)),
 }
-RESHAPES = (torch.flatten, "flatten", "view", "reshape", torch.reshape)
+RESHAPES = (torch.flatten, "flatten", "view", "reshape", torch.reshape, nn.Flatten, nn.Unflatten)
 
 
 def trace(module: nn.Module, sample: tuple[int, ...]) -> list[Layer]:
     """The layers of `module` for inputs of shape `sample`, in order; raises Unsupported with a reason."""
+    _refuse_what_tracing_misses(module)
+    layers = _chain(module, sample, training=True)
+    try:
+        evaluated = _chain(module, sample, training=False)
+    except Unsupported as reason:
+        raise Unsupported(f"in evaluation mode {reason}") from None
+    if layers != evaluated:
+        raise Unsupported("it computes something else in evaluation mode than in training mode")
+    if not any(layer.kind in ("conv", "linear") for layer in layers):
+        raise Unsupported("it has no layer with weights")
+    return _pool_before_relu(layers)
+
+
+def _refuse_what_tracing_misses(module: nn.Module) -> None:
+    if any(True for _ in module.buffers()):
+        raise Unsupported("it has buffers (BatchNorm and the like)")
+    if len(trainable(module)) != len(list(module.parameters())):
+        raise Unsupported("some of its parameters are frozen")
+    for p in module.parameters():
+        if p.dtype != torch.float32:
+            raise Unsupported(f"its parameters are {_name(p.dtype)}, not float32")
+    for m in module.modules():
+        if m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks:
+            raise Unsupported(f"its {type(m).__name__} has hooks, which compiled code would not call")
+        if "forward" in vars(m) or type(m).train is not nn.Module.train or type(m).eval is not nn.Module.eval:
+            raise Unsupported(f"its {type(m).__name__} replaces forward, train or eval")
+
+
+class _Recorded(fx.Interpreter):
+    """Runs a graph and notes at each node the shape of its tensor (None if it is not float32), or its value if it is no tensor."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        n.meta["tensor"] = isinstance(value, Tensor)
+        n.meta["value"] = None if n.meta["tensor"] else value  # a size
+        n.meta["dims"] = tuple(value.shape) if isinstance(value, Tensor) and value.dtype == torch.float32 else None
+        return value
+
+
+def _chain(module: nn.Module, sample: tuple[int, ...], training: bool) -> list[Layer]:
+    module = copy.deepcopy(module).train(training)
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:
-        raise Unsupported(f"it cannot be traced ({str(error).splitlines()[0][:80]})") from None
-    offsets = _offsets(module)
-    shape = sample if len(sample) == 3 else (_product(sample), 1, 1)
+        raise Unsupported(f"it cannot be traced ({_first_line(error)})") from None
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            _Recorded(graph).run(torch.zeros(BATCH, *sample, dtype=torch.float32, device="cpu"))
+    except Exception as error:
+        raise Unsupported(f"it fails on samples of shape {list(sample)} ({_first_line(error)})") from None
+    offsets, position = {}, 0
+    for p in module.parameters():
+        offsets[id(p)] = position
+        position += p.numel()
+    return _layers(graph, offsets)
+
+
+def _layers(graph: fx.GraphModule, offsets: dict[int, int]) -> list[Layer]:
     layers: list[Layer] = []
     previous: fx.Node | None = None
     for node in graph.graph.nodes:
         if node.op == "output":
             if node.args[0] is not previous:
                 raise Unsupported("its output is not the end of a chain of layers")
+            if previous is None or len(previous.meta["dims"]) != 2:
+                raise Unsupported("its output is not one row of numbers per sample")
             break
-        if node.op == "placeholder":
-            if previous is not None:
-                raise Unsupported("it takes more than one input")
-        else:
-            if node.op == "get_attr" or list(node.all_input_nodes) != [previous]:
+        if node.op == "get_attr":
+            raise Unsupported(f"it uses the tensor {node.target} outside of a layer")
+        if node.op != "placeholder":
+            if not node.meta["tensor"]:
+                continue  # a size, used by a reshape
+            if [n for n in node.all_input_nodes if n.meta["tensor"]] != [previous]:
                 raise Unsupported(f"{node.name} does not follow the layer before it: not a chain")
-            found = _layer(node, graph, shape, offsets)
-            if found == "flatten":
-                shape = (_product(shape), 1, 1)
-            elif isinstance(found, Layer):
-                layers.append(found)
-                shape = found.out
+            _check_dims(node)
+            if layer := _layer(_Step(node, graph, previous), offsets):
+                layers.append(layer)
+        elif previous is not None:
+            raise Unsupported("it takes more than one input")
         previous = node
-    if sum(layer.kind in ("conv", "linear") for layer in layers) == 0:
-        raise Unsupported("it has no layer with weights")
-    return _pool_before_relu(layers)
+    return layers
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    n = 1
-    for side in shape:
-        n *= side
-    return n
+def _check_dims(node: fx.Node) -> None:
+    dims = node.meta["dims"]
+    if dims is None:
+        raise Unsupported(f"{node.name} is not a float32 tensor")
+    if not dims or dims[0] != BATCH or 0 in dims:
+        raise Unsupported(f"{node.name} does not keep one row per sample")
 
 
-def _offsets(module: nn.Module) -> dict[int, int]:
-    """Where each parameter begins in the flat vector, by identity."""
-    if any(True for _ in module.buffers()):
-        raise Unsupported("it has buffers (BatchNorm and the like)")
-    if len(trainable(module)) != len(list(module.parameters())):
-        raise Unsupported("some of its parameters are frozen")
-    offsets, position = {}, 0
-    for p in trainable(module):
-        if p.dtype != torch.float32:
-            raise Unsupported(f"its parameters are {str(p.dtype).removeprefix('torch.')}, not float32")
-        offsets[id(p)] = position
-        position += p.numel()
-    return offsets
+class _Step:
+    """A node of the chain with what it is applied to."""
+
+    def __init__(self, node: fx.Node, graph: fx.GraphModule, previous: fx.Node | None) -> None:
+        assert previous is not None
+        self.node, self.name = node, node.name
+        self.module = graph.get_submodule(str(node.target)) if node.op == "call_module" else None
+        self.target: Any = type(self.module) if self.module is not None else node.target
+        self.dims, self.out = previous.meta["dims"][1:], node.meta["dims"][1:]  # without the batch
+
+    @property
+    def size(self) -> tuple[int, int, int]:
+        return (math.prod(self.dims), 1, 1)
+
+    def image(self) -> tuple[int, int, int]:
+        if len(self.dims) != 3:
+            raise Unsupported(f"{self.name} is applied to samples of {len(self.dims)} dimensions, not to images of 3")
+        return (self.dims[0], self.dims[1], self.dims[2])
+
+    def words(self, names: tuple[str, ...]) -> dict[str, Any]:
+        """The settings of a layer, whether it is a module or a call."""
+        if self.module is not None:
+            return {name: getattr(self.module, name) for name in names if hasattr(self.module, name)}
+        args, kwargs = fx.node.map_arg((self.node.args[1:], self.node.kwargs), lambda n: n.meta["value"])
+        return {**dict(zip(names, args, strict=False)), **kwargs}
 
 
-def _layer(node: fx.Node, graph: fx.GraphModule, shape: tuple[int, int, int], offsets: dict[int, int]) -> Layer | str | None:
-    if node.op == "call_module":
-        return _from_module(graph.get_submodule(str(node.target)), node, shape, offsets)
-    target: Any = node.target
-    if target in ELEMENTWISE:
-        return Layer(ELEMENTWISE[target], shape, shape)
-    if target in RESHAPES:
-        return _reshape(node)
-    if getattr(target, "__name__", "") in POOLS:
-        return _functional_pool(node, shape)
+def _layer(step: _Step, offsets: dict[int, int]) -> Layer | None:
+    m, target = step.module, step.target
+    if target in ELEMENTWISE or target in (nn.ReLU, nn.Tanh):
+        return Layer(ELEMENTWISE.get(target) or target.__name__.lower(), step.size, step.size)
+    if target is nn.Identity or target in RESHAPES:  # samples stay whole, in the same order: only the sizes of later layers change
+        if math.prod(step.dims) != math.prod(step.out):
+            raise Unsupported(f"{step.name} does not keep one row per sample")
+        return None
+    if target in POOLS:
+        return _pool(step)
+    if isinstance(m, nn.Dropout) and target is nn.Dropout:
+        return Layer("dropout", step.size, step.size, p=float(m.p)) if m.p > 0 else None
+    if isinstance(m, nn.Linear) and target is nn.Linear:
+        if len(step.dims) != 1:
+            raise Unsupported(f"{step.name} is applied to samples of {len(step.dims)} dimensions, not to flat ones")
+        return Layer("linear", step.size, (m.out_features, 1, 1), weight=_at(m.weight, step, offsets), bias=_at(m.bias, step, offsets))
+    if isinstance(m, nn.Conv2d) and target is nn.Conv2d:
+        return _conv(m, step, offsets)
+    if m is not None:
+        raise Unsupported(f"it has a {target.__name__} layer with no native form")
     raise Unsupported(f"it uses {getattr(target, '__name__', target)}, which has no native form")
 
 
-def _functional_pool(node: fx.Node, shape: tuple[int, int, int]) -> Layer:
-    kind, words = POOLS[node.target.__name__]  # type: ignore[union-attr]
-    given = dict(zip(words, node.args[1:], strict=False)) | node.kwargs
-    plain = {
-        "padding": (0, (0, 0)),
-        "dilation": (1, (1, 1)),
-        "ceil_mode": (False,),
-        "return_indices": (False,),
-        "divisor_override": (None,),
-    }
+def _conv(m: nn.Conv2d, step: _Step, offsets: dict[int, int]) -> Layer:
+    given = {"groups": m.groups, "dilation": pair(m.dilation), "padding_mode": m.padding_mode}
+    for word, plain in {"groups": 1, "dilation": (1, 1), "padding_mode": "zeros"}.items():
+        if given[word] != plain:
+            raise Unsupported(f"the convolution {step.name} has {word}={given[word]!r}")
+    if isinstance(m.padding, str):
+        raise Unsupported(f"the convolution {step.name} has padding={m.padding!r}")
+    out = (m.out_channels, step.out[1], step.out[2])
+    sizes = (pair(m.kernel_size), pair(m.stride), pair(m.padding))
+    return Layer("conv", step.image(), out, *sizes, _at(m.weight, step, offsets), _at(m.bias, step, offsets))
+
+
+def _pool(step: _Step) -> Layer:
+    kind, names = POOLS[step.target]
+    given = step.words(names)
+    plain: dict[str, tuple[Any, ...]] = {"padding": (0, (0, 0)), "dilation": (1, (1, 1))}
+    plain |= {"ceil_mode": (False,), "return_indices": (False,), "divisor_override": (None,)}
     for word, allowed in plain.items():
-        if word in given and given[word] not in allowed:
-            raise Unsupported(f"the pooling {node.name} has {word}={given[word]}")
-    return _pool(kind, shape, given["kernel_size"], given.get("stride") or None)
+        value = given.get(word, allowed[0])
+        if (tuple(value) if isinstance(value, list) else value) not in allowed:
+            raise Unsupported(f"the pooling {step.name} has {word}={value}")
+    kernel = pair(given["kernel_size"])
+    channels, *_ = shape = step.image()
+    return Layer(kind, shape, (channels, step.out[1], step.out[2]), kernel, pair(given.get("stride") or kernel))
 
 
-def _reshape(node: fx.Node) -> str:
-    """Only [B, ...] -> [B, everything else] keeps a sample whole; the self-check confirms it on numbers."""
-    words = [a for a in node.args[1:] if not isinstance(a, fx.Node)]
-    if node.target in (torch.flatten, "flatten"):
-        start = words[0] if words else node.kwargs.get("start_dim", 0)
-        if start == 1 and len(words) < 2 and "end_dim" not in node.kwargs:
-            return "flatten"
-    elif words[-1:] in ([-1], [(-1,)]) or (words and isinstance(words[-1], int)):
-        return "flatten"
-    raise Unsupported(f"{node.name} reshapes in a way that is not a flattening of each sample")
+def _at(parameter: Tensor | None, step: _Step, offsets: dict[int, int]) -> int:
+    """Where a layer's parameter begins in the flat vector."""
+    if parameter is None:
+        return -1
+    if id(parameter) not in offsets:
+        raise Unsupported(f"{step.name} computes its weights from other tensors")
+    return offsets[id(parameter)]
 
 
-def _from_module(m: nn.Module, node: fx.Node, shape: tuple[int, int, int], offsets: dict[int, int]) -> Layer | str | None:
-    if isinstance(m, nn.Identity):
-        return None
-    if isinstance(m, nn.Flatten) and m.start_dim == 1 and m.end_dim == -1:
-        return "flatten"
-    if isinstance(m, (nn.ReLU, nn.Tanh)):
-        return Layer("relu" if isinstance(m, nn.ReLU) else "tanh", shape, shape)
-    if isinstance(m, nn.Dropout):
-        return Layer("dropout", shape, shape, p=float(m.p)) if m.p > 0 else None
-    if isinstance(m, nn.MaxPool2d) and _pair(m.padding) == (0, 0) and _pair(m.dilation) == (1, 1) and not (m.ceil_mode or m.return_indices):
-        return _pool("max_pool", shape, m.kernel_size, m.stride)
-    if isinstance(m, nn.AvgPool2d) and _pair(m.padding) == (0, 0) and not m.ceil_mode and m.divisor_override is None:
-        return _pool("avg_pool", shape, m.kernel_size, m.stride)
-    if isinstance(m, nn.Linear):
-        if shape[1:] != (1, 1) or shape[0] != m.in_features:
-            raise Unsupported(f"{node.name} is applied to something other than flat samples")
-        return Layer("linear", shape, (m.out_features, 1, 1), weight=offsets[id(m.weight)], bias=_bias(m.bias, offsets))
-    if isinstance(m, nn.Conv2d):
-        return _conv(m, node, shape, offsets)
-    raise Unsupported(f"it has a {type(m).__name__} layer with no native form")
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
-def _conv(m: nn.Conv2d, node: fx.Node, shape: tuple[int, int, int], offsets: dict[int, int]) -> Layer:
-    if m.groups != 1 or _pair(m.dilation) != (1, 1) or m.padding_mode != "zeros" or isinstance(m.padding, str) or shape[0] != m.in_channels:
-        raise Unsupported(f"the convolution {node.name} is grouped, dilated or padded in a special way")
-    kernel, stride, padding = _pair(m.kernel_size), _pair(m.stride), _pair(m.padding)
-    height, width = ((shape[1 + k] + 2 * padding[k] - kernel[k]) // stride[k] + 1 for k in (0, 1))
-    out = (m.out_channels, height, width)
-    return Layer("conv", shape, out, kernel, stride, padding, offsets[id(m.weight)], _bias(m.bias, offsets))
-
-
-def _pool(kind: str, shape: tuple[int, int, int], kernel: Any, stride: Any) -> Layer:
-    k, s = _pair(kernel), _pair(stride if stride is not None else kernel)
-    out = (shape[0], (shape[1] - k[0]) // s[0] + 1, (shape[2] - k[1]) // s[1] + 1)
-    return Layer(kind, shape, out, k, s)
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    return (value, value) if isinstance(value, int) else (value[0], value[1])
-
-
-def _bias(bias: Tensor | None, offsets: dict[int, int]) -> int:
-    return -1 if bias is None else offsets[id(bias)]
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:80]
 
 
 def _pool_before_relu(layers: list[Layer]) -> list[Layer]:

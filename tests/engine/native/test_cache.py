@@ -1,0 +1,233 @@
+"""The compile cache is private, checks what it loads, and is left clean by killed compiles."""
+
+import fcntl
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import mimicfl as mf
+from mimicfl.data.download import cache_dir
+from mimicfl.engine.native import Unsupported, build, cache
+from mimicfl.errors import UsageError
+
+from .problems import needs_compiler
+
+pytestmark = needs_compiler
+SOURCE = 'extern "C" int answer() { return 1; }\n'
+EVIL = 'extern "C" int answer() { return 666; }\n'
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path / "cache"))
+
+
+def plant(content, mode=0o700):
+    """Another library under the name of SOURCE's."""
+    target = build.library(SOURCE)
+    target.unlink()
+    target.write_bytes(content)
+    target.chmod(mode)
+    return target
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o777])
+def test_a_planted_library_is_replaced(mode):
+    evil = build.library(EVIL).read_bytes()
+    target = plant(evil, mode)
+    assert build.load(SOURCE).answer() == 1
+    assert target.read_bytes() != evil
+    assert stat.S_IMODE(target.stat().st_mode) & 0o077 == 0
+
+
+def test_a_sound_library_that_others_can_write_is_replaced():
+    """Right content now says nothing about the moment of loading."""
+    target = build.library(SOURCE)
+    target.chmod(0o722)
+    assert build.load(SOURCE).answer() == 1
+    assert stat.S_IMODE(target.stat().st_mode) & 0o077 == 0
+
+
+def test_a_library_of_another_owner_is_replaced(monkeypatch):
+    target = build.library(SOURCE)
+    made = target.stat().st_ino
+    real = os.fstat
+
+    def fstat(descriptor):
+        info = real(descriptor)
+        return os.stat_result([*info[:4], info.st_uid + 1, *info[5:]]) if stat.S_ISREG(info.st_mode) else info
+
+    monkeypatch.setattr(os, "fstat", fstat)
+    keep = target.open("rb")  # its inode is not used again while it is open
+    assert build.load(SOURCE).answer() == 1
+    assert target.stat().st_ino != made
+    keep.close()
+
+
+def test_a_link_is_not_followed(tmp_path):
+    evil = build.library(EVIL)
+    target = build.library(SOURCE)
+    target.unlink()
+    target.symlink_to(evil)
+    assert build.load(SOURCE).answer() == 1
+    assert not target.is_symlink()
+    assert evil.exists()
+
+
+def test_a_pipe_does_not_stop_it():
+    target = build.library(SOURCE)
+    target.unlink()
+    os.mkfifo(target)
+    assert build.load(SOURCE).answer() == 1
+
+
+def test_a_folder_in_its_place_is_refused_in_a_sentence():
+    target = build.library(SOURCE)
+    target.unlink()
+    target.mkdir()
+    with pytest.raises(Unsupported, match="cannot be used .* MIMICFL_CACHE"):
+        build.load(SOURCE)
+
+
+@pytest.mark.parametrize("damage", [lambda content: content + b"\0", lambda content: b"", lambda content: b"\x7fELF garbage"])
+def test_a_damaged_library_is_made_anew(damage):
+    target = build.library(SOURCE)
+    sound = target.read_bytes()
+    plant(damage(sound))
+    assert build.load(SOURCE).answer() == 1
+    assert target.read_bytes() == sound
+
+
+def test_the_folder_is_private(monkeypatch):
+    library = build.library(SOURCE)
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    library.parent.chmod(0o777)
+    before = os.umask(0o002)
+    try:
+        other = build.library(EVIL)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(library.parent.stat().st_mode) == 0o700
+    assert stat.S_IMODE(other.stat().st_mode) & 0o022 == 0
+    library.parent.chmod(0o777)
+    monkeypatch.setattr(os, "fchmod", lambda descriptor, mode: None)  # as on file systems without permissions
+    with pytest.raises(Unsupported, match="chmod 700 .* MIMICFL_CACHE"):
+        build.library(SOURCE)
+
+
+def test_the_folder_of_another_user_is_refused(monkeypatch):
+    folder = build.library(SOURCE).parent
+    mine = os.geteuid()
+    folder.rename(folder.with_name(f"native-{mine + 1}"))
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(Unsupported, match="another user; set MIMICFL_CACHE"):
+        build.load(SOURCE)
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path):
+    folder = build.library(SOURCE).parent
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(Unsupported, match="symbolic link"):
+        build.load(SOURCE)
+
+
+def test_a_lock_that_is_a_link_empties_nothing(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    library = build.library(SOURCE)
+    library.unlink()
+    (library.parent / f"{library.stem.split('-')[0]}.lock").unlink(missing_ok=True)
+    (library.parent / f"{library.stem.split('-')[0]}.lock").symlink_to(victim)
+    assert build.load(SOURCE).answer() == 1
+    assert victim.read_text() == "precious"
+    (library.parent / cache.EVERY).unlink()
+    (library.parent / cache.EVERY).symlink_to(victim)
+    with pytest.raises(Unsupported, match="cannot be used"):
+        build.library(EVIL)
+    assert victim.read_text() == "precious"
+
+
+def test_a_run_without_a_usable_cache_falls_back_and_says_what_to_do(tmp_path, monkeypatch, digits):
+    (tmp_path / "file").write_text("")
+    said = []
+    for place in (tmp_path / "file", "~no-such-user-anywhere/cache"):
+        monkeypatch.setenv("MIMICFL_CACHE", str(place))
+        mf.simulate(**digits, rounds=1, engine="native", notice=said.append)
+    assert all(text.startswith("engine plain: ") and "MIMICFL_CACHE" in text for text in said)
+
+
+def test_a_home_that_cannot_be_found_is_a_sentence(monkeypatch):
+    monkeypatch.setenv("MIMICFL_CACHE", "~no-such-user-anywhere/cache")
+    with pytest.raises(UsageError, match="set MIMICFL_CACHE"):
+        cache_dir()
+
+
+COMPILER = """#!/bin/sh
+case "$*" in *-shared*) ;; *) exec {real} "$@" ;; esac
+for output; do :; done
+echo half > "$output"
+echo $$ > {mark}.new
+mv {mark}.new {mark}
+exec sleep 1000
+"""
+
+
+def wait_until(happened):
+    """Wait for an event of another process; the limit only ends a test that would hang."""
+    limit = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < limit, "it never happened"
+        time.sleep(0.01)
+
+
+def test_leftovers_of_a_killed_compile_are_swept_once_it_has_ended(tmp_path):
+    folder = build.library(SOURCE).parent
+    mark, fake = tmp_path / "started", tmp_path / "compiler"
+    fake.write_text(COMPILER.format(real=build.compiler(), mark=mark))
+    fake.chmod(0o755)
+    program = f"from mimicfl.engine.native import build; build.library({SOURCE + '// killed'!r})"
+    parent = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "CXX": str(fake)})
+    wait_until(mark.exists)
+    child = int(mark.read_text())
+    try:
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+        [left] = folder.glob(".*.part")
+        build.library(SOURCE + "// meanwhile")
+        assert left.exists()  # the compiler outlived its parent and may still be writing
+    finally:
+        os.kill(child, signal.SIGKILL)
+    with (folder / cache.EVERY).open("r+") as lock:
+        wait_until(lambda: cache._try_lock(lock.fileno(), fcntl.LOCK_EX))
+    build.library(SOURCE + "// afterwards")
+    assert not left.exists()
+    assert len(list(folder.glob("*.lock"))) == 2  # the common one, and that of the last compile
+
+
+def test_two_at_once_compile_once(tmp_path, monkeypatch):
+    """The second waits for the first and finds its library."""
+    count = []
+    real = build._compile
+    monkeypatch.setattr(build, "_compile", lambda *given: count.append(1) or real(*given))
+    barrier = threading.Barrier(2)
+    found = []
+
+    def ask():
+        barrier.wait()
+        found.append(build.library(SOURCE + "// both"))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert len(found) == 2
+    assert count == [1]
