@@ -137,6 +137,13 @@ def test_a_damaged_diagnosis_is_told(made, tmp_path, capsys, key, value):
         assert key in error
 
 
+@pytest.mark.parametrize("value", [[[1], 0.5], ["x"], 3, {"a": 1}, [10**400]])
+def test_a_damaged_accuracy_by_class_is_told(run, capsys, value):
+    change_row(run, 2, lambda row: row.update(class_accuracy=value))
+    assert call("report", run) == 2
+    assert "class_accuracy" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "line",
     [

@@ -95,7 +95,7 @@ HOSTILE = [
     "<!--<script>",
     "</script><script>document.documentElement.dataset.hacked = 1</script>",
     '"><img src=x onerror="document.documentElement.dataset.hacked=1">',
-    "'-->]]><svg onload=document.documentElement.dataset.hacked=1>\u2028\u2029&lt;&",
+    "']]><svg onload=document.documentElement.dataset.hacked=1>\u2028\u2029&lt;&",
     "$\\\\frac{$ {{ 7 * 7 }} ${7 * 7} `x`",
 ]
 

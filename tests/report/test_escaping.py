@@ -12,7 +12,7 @@ from mimicfl.report.summary import group
 
 from .test_report import history
 
-NASTY = '<!--<script> </script> & " \' \u2028 \x1b[2J ]]> \u202e'
+NASTY = "<!--<script> </script> & \" ' \u2028 \x1b[2J ]]> \u202e"
 
 
 def data_of(page):

@@ -9,6 +9,7 @@ from typing import BinaryIO
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..errors import UsageError
 from ..files import replacing
 from ..metrics.history import History
 from ..text import visible
@@ -91,6 +92,17 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
     right.tick_params(labelleft=False)
     right.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def class_table(found: Sequence[object]) -> np.ndarray:
+    """Accuracies by class of several rows, [rows, classes], as files hold them: None where a class has no test sample."""
+    try:
+        table = np.array(found, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        table = np.empty(0)
+    if table.ndim != 2:
+        raise UsageError(f"class_accuracy must be a list of numbers in every row, as long as there are classes, got {str(found)[:60]}")
+    return table
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -18,7 +18,7 @@ from ..files import write_text
 from ..metrics.history import History
 from ..metrics.store import RunFolder
 from ..text import visible
-from .figures import render
+from .figures import class_table, render
 from .summary import AXES, METRICS, Group, main_metric, series, verdict
 from .tables import HEADS, extreme_word, lines, overview
 
@@ -138,7 +138,7 @@ def _group(g: Group, metrics: dict[str, str]) -> dict[str, Any]:
     curves = {m: {a: _rounded(g.curve(m, a).__dict__) for a in AXES} for m in metrics}
     seeds = {m: {a: [_rounded(series(run.rows, m, a)) for run in g.runs] for a in AXES} for m in metrics}
     by_class = [found for run in g.runs if (found := run.last("class_accuracy"))]
-    table = np.array(by_class, dtype=float) if by_class else np.empty((0, 0))
+    table = class_table(by_class) if by_class else np.empty((0, 0))
     means = [None if np.isnan(column).any() else round(float(column.mean()), 4) for column in table.T]
     return {
         "label": g.label,

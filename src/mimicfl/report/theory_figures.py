@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..errors import UsageError
 from ..metrics.history import History
-from .figures import INK, dashes, literal, subtitle
+from .figures import INK, class_table, dashes, literal, subtitle
 from .summary import Group
 from .theory import Check, bounded, check, diagnosed
 
@@ -140,7 +140,7 @@ def recall(groups: Sequence[Group]) -> Figure | None:
     for g in seen(groups):
         rows = [row for row in g.runs[0].rows if "diagnosis" in row and row.get("class_accuracy")]
         if rows:
-            tables.append((g.label, [row["round"] for row in rows], np.array([row["class_accuracy"] for row in rows], dtype=float)))
+            tables.append((g.label, [row["round"] for row in rows], class_table([row["class_accuracy"] for row in rows])))
     if not tables:
         return None
     figure = Figure(figsize=(8, 0.6 + 1.5 * len(tables)), layout="constrained")
