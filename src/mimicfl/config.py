@@ -18,6 +18,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .errors import UsageError, fading, nearest, number, one_of, whole
 from .registry import NAMED_BY, parse
+from .text import without_nul
 
 ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
 MOST_LANES = {"batched": 4096, "streams": 16}  # beyond 16 streams nothing is gained, a large model's kernels fill the GPU
@@ -198,9 +199,19 @@ def with_later(config: dict[str, Any]) -> dict[str, Any]:
     return {key: SETTINGS[key].default for key in CAME_LATER} | config
 
 
+def check_kept(config: dict[str, Any], where: str) -> None:
+    """Refuse settings of a run folder that a reader cannot compute with; other settings are only shown, whatever they are."""
+    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("algorithm", "availability", "dataset", "source"), (str, "a text"))
+    kinds |= dict.fromkeys(("seed", "num_clients"), (int, "a whole number")) | dict.fromkeys(CAME_LATER, ((int, float), "a number"))
+    for key, (kind, expected) in kinds.items():
+        value = config.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
+            raise UsageError(f"{where}: {key} must be {expected}, got {value!r}; the file is damaged or not from mimicfl")
+
+
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
     """An experiment from plain settings; a name that does not exist is refused with the nearest that does."""
-    if settings.get("source") in MADE_BY:
+    if settings.get("source") in tuple(MADE_BY):  # not a lookup: a damaged file may hold a list there
         made = MADE_BY[settings["source"]]
         raise UsageError(f"{where} is of a run made of {made}, which no settings describe: it can only go on from there")
     clean = {}
@@ -223,7 +234,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits, brackets be too deep
         raise UsageError(f"{file} is not valid TOML: {error}") from None
 
 
@@ -252,7 +263,7 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
             value = [part for part in value.split(",") if part]
         if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
             raise UsageError(f"{name} must be a list of texts, got {value!r}")
-        return list(value)
+        return [without_nul(name, part) for part in value]
     if isinstance(value, bool):
         raise UsageError(f"{name} cannot be {value!r}")
     if int in choices and isinstance(value, int):
@@ -264,9 +275,9 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
             if str not in choices:
                 raise UsageError(f"{name} must be a whole number, got {value!r}") from None
     if float in choices:
-        with contextlib.suppress(ValueError, TypeError):  # "0.05" and 0.05 are one rate; "geometric:..." is none of these
+        with contextlib.suppress(ValueError, TypeError, OverflowError):  # "0.05" and 0.05 are one rate; "geometric:..." is none of these
             return float(value)
     if str in choices and isinstance(value, str):
-        return value.strip()
+        return without_nul(name, value.strip())
     expected = {int: "a whole number", float: "a number", str: "a text"}[choices[0]]
     raise UsageError(f"{name} must be {expected}, got {value!r}")

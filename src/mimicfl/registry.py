@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
 from .errors import UsageError, nearest
+from .text import without_nul
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -169,9 +170,12 @@ def split_at_commas(text: str) -> list[str]:
 
 def _value(text: str) -> Any:
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        return text.strip()
+        value = text.strip()
+    if isinstance(value, str):
+        without_nul(f"the value {text!r}", value)  # it may name a file, and JSON can spell what no file's name holds
+    return value
 
 
 def describe(registry: Registry[Any], thing: object) -> str:

@@ -1,13 +1,16 @@
 """The page in a real browser: it draws, it has no script error, and its controls work."""
 
+import json
 import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 
 import mimicfl as mf
 from mimicfl.report.report import build
+from mimicfl.toml import dumps
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian package: chromium)")
@@ -88,6 +91,32 @@ def sweep(tmp_path_factory):
     return folder
 
 
+HOSTILE = [
+    "<!--<script>",
+    "</script><script>document.documentElement.dataset.hacked = 1</script>",
+    '"><img src=x onerror="document.documentElement.dataset.hacked=1">',
+    "']]><svg onload=document.documentElement.dataset.hacked=1>\u2028\u2029&lt;&",
+    "$\\\\frac{$ {{ 7 * 7 }} ${7 * 7} `x`",
+]
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """The page of runs whose every setting, and every version beside them, is an attack."""
+    folder = tmp_path_factory.mktemp("hostile")
+    for k, name in enumerate(HOSTILE):
+        run = folder / str(k)
+        mf.run(mf.Experiment(rounds=2, steps=1, num_clients=4, availability="always"), run)
+        kept = tomllib.loads((run / "config.toml").read_text())
+        nasty = {key: name for key, value in kept.items() if isinstance(value, str)}
+        (run / "config.toml").write_text(dumps(kept | nasty | {"plugins": [name]}))
+        facts = json.loads((run / "env.json").read_text())
+        (run / "env.json").write_text(json.dumps(dict.fromkeys(facts, name) | {name: name}))
+    page = build([folder]).page
+    page.write_text(page.read_text().replace("<head>", "<head>" + WATCH, 1).replace("</body>", VISIT + "</body>"))
+    return visit(page)
+
+
 @pytest.fixture(scope="module")
 def dom(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
@@ -125,6 +154,17 @@ def test_hovering_tells_values(dom):
 def test_the_schedule_is_painted(dom):
     assert int(noted(dom, "colors")) == 2
     assert dom.count("<td") > 60  # class and client tables
+
+
+def test_hostile_names_are_shown_and_do_nothing(hostile):
+    assert noted(hostile, "ready") == "yes"
+    head = hostile.split("<head>")[0]
+    assert "data-error" not in head
+    assert "data-hacked" not in head
+    assert noted(hostile, "lines") == str(len(HOSTILE))
+    assert noted(hostile, "cell").startswith("round 0, client 0")
+    assert "&lt;!--&lt;script&gt;" in hostile
+    assert "<img src" not in hostile
 
 
 def test_tables_fit_a_wide_screen_and_scroll_in_their_own_box_on_a_phone(sweep):

@@ -219,7 +219,7 @@ def test_page_and_document(tmp_path):
     assert "![Table IV, Fashion-MNIST](pictures/paper-table-4-fmnist-10.png)" in document
     assert (tmp_path / "docs" / "pictures" / "paper-table-4-fmnist-10.png").stat().st_size > 10_000
     assert [section.study.name for section in sections] == list(STUDIES)
-    assert "http" not in page.replace("http://www.w3.org", "")  # one file, nothing from elsewhere
+    assert "://" not in page.replace("http://www.w3.org", "")  # one file, nothing from elsewhere
 
 
 def test_pictures_of_columns_with_names(tmp_path):

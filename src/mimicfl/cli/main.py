@@ -1,17 +1,15 @@
 """`mimicfl`: the parser of all commands, and the one place where a mistake becomes a sentence and exit code 2."""
 
-import contextlib
-import io
 import os
 import sys
 import warnings
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from .._version import __version__
 from ..errors import UsageError
+from ..text import without_nul
 from . import federation, look, paper, theory, train
+from .console import console, notice, say
 from .options import Parser, add_settings
 
 
@@ -137,6 +135,7 @@ def parser() -> Parser:
     p.add_argument("--K", type=int, help="check: local steps, if not to be computed", metavar="K")
     p.add_argument("--tau-max", type=int, help="check: for any gaps up to this, not those that happened", metavar="TAU")
     p.add_argument("--nu", type=float, help="check: the proof's nu (default: the best)", metavar="NU")
+    p.add_argument("--plugin", dest="plugins", action="append", help="check: Python file with a custom part of the run", metavar="FILE")
     p.add_argument("--out", help="show: folder for the pictures (default: the first run's)", metavar="DIR")
     p.set_defaults(call=theory.theory)
 
@@ -181,48 +180,32 @@ def parser() -> Parser:
     return top
 
 
-class PatientConsole(Console):
-    """Prints plain text as it stands; a reader who went away (`| head`) ends the printing, not the training."""
-
-    def on_broken_pipe(self) -> None:
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def console() -> Console:
-    if sys.stdout is None:  # closed by the caller
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
-    columns = os.environ.get("COLUMNS", "")
-    width = None if sys.stdout.isatty() else int(columns) if columns.isdigit() and int(columns) else 120
-    return PatientConsole(width=width, markup=False, highlight=False)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    warnings.showwarning = lambda message, *_, **__: print(f"mimicfl: notice: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: notice(message)
     parsed = None
     try:
         output = console()
-        parsed = parser().parse_args(arguments)
+        words = [without_nul("an argument", word) for word in (sys.argv[1:] if arguments is None else arguments)]
+        parsed = parser().parse_args(words)
         parsed.call(parsed, output)
         sys.stdout.flush()
     except (UsageError, OSError) as error:
         return _fail(str(error))
     except (MemoryError, OverflowError) as error:
         return _fail(f"this is too large for this machine: {error or 'out of memory'}; use smaller numbers")
+    except RecursionError:
+        return _fail("this is nested too deeply: use fewer brackets inside brackets")
     except KeyboardInterrupt:
         folder = getattr(parsed, "folder", None)
         again = f"'mimicfl resume {folder}', or " if folder else ""
-        print(f"\nmimicfl: stopped; go on with {again}the same command again", file=sys.stderr)
+        print(file=sys.stderr)
+        say(f"stopped; resume with {again}the same command again")
         return 130
     return 0
 
 
 def _fail(sentence: str) -> int:
-    with contextlib.suppress(OSError):
-        print(f"mimicfl: {sentence}", file=sys.stderr)
+    say(sentence)
     try:
         sys.stdout.flush()
     except OSError:  # what could not be printed must not raise again at exit

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 from ..config import SETTINGS, Experiment, from_dict, read_settings
 from ..errors import nearest
+from .console import say
 
 ALIASES = {"num_clients": "--clients"}
 
@@ -28,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"mimicfl: {message}\nTry: {self.prog} --help\n")
+        say(f"{message}\nTry: {self.prog} --help")
         sys.exit(2)
 
 

@@ -25,8 +25,9 @@ RECORDS, RUNS = Path("records/paper"), Path("runs/paper")
 def run(arguments: argparse.Namespace, console: Console) -> None:
     records = Path(arguments.records or RECORDS)
     seeds = seed_list(arguments.seeds)
-    if arguments.records and not records.exists() and (arguments.status or arguments.again):
-        raise UsageError(f"{records} does not exist: give the folder of the records")
+    if not records.exists() and (arguments.status or (arguments.again and arguments.records)):
+        where = f"{records} does not exist" if arguments.records else f"there is no records folder here ({records})"
+        raise UsageError(f"{where}: give the folder of the records with --records DIR, or run this in the repository")
     if arguments.minutes is not None:
         number("--minutes", arguments.minutes, low=0)
     if arguments.list:

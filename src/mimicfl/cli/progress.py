@@ -38,8 +38,9 @@ class Reporter:
         self.began = self.printed = time.monotonic()
         self.task = TaskID(0)
         self.live = console.is_terminal
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
-        self.bars = Progress(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True, disable=not self.live)
+        about, note = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+        columns = (about, BarColumn(bar_width=24), MofNCompleteColumn(), Rate(), TimeRemainingColumn(), note)
+        self.bars = Progress(*columns, console=console, transient=True, disable=not self.live)
 
     def __enter__(self) -> "Reporter":
         self.bars.start()

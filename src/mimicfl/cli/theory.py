@@ -1,6 +1,8 @@
 """`theory check` and `theory show`: a run's rates against the paper's conditions, its diagnoses in pictures."""
 
 import argparse
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..config import from_dict
+from ..config import MADE_BY, Experiment, check_kept
 from ..data.clients import Clients
 from ..data.dataset import as_split
 from ..errors import UsageError
@@ -22,7 +24,7 @@ from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
 from ..report.theory import Check, check, diagnosed
-from ..runner import build
+from ..runner import build, check_known, load_plugins, settings_of
 from ..theory.constants import constants
 from ..theory.population import Population
 
@@ -31,8 +33,15 @@ def theory(arguments: argparse.Namespace, console: Console) -> None:
     (_check if arguments.action == "check" else _show)(arguments, console)
 
 
+def _folders(arguments: argparse.Namespace) -> list[RunFolder]:
+    folders = find_runs(arguments.runs)
+    for folder in folders:
+        check_kept(folder.config, str(folder.path / "config.toml"))
+    return folders
+
+
 def _check(arguments: argparse.Namespace, console: Console) -> None:
-    for folder in find_runs(arguments.runs):
+    for folder in _folders(arguments):
         history = read(folder)
         if not history.rows:
             raise UsageError(f"{folder.path} has no finished round yet: nothing to check")
@@ -90,14 +99,24 @@ def _constants(folder: RunFolder, history: History, arguments: argparse.Namespac
         kappa = np.sqrt(np.max([d["kappa2"] for d in rows], axis=0))
         facts = f"sigma = {spread:.4g}, kappa_i = {kappa.min():.4g} to {kappa.max():.4g} (largest at the {len(rows)} diagnosed rounds)"
         return max(known), K, [f"L = {max(known):.4g} ({rows[0]['L_how']})", facts]
-    if folder.config.get("source") == "python":
+    if (source := folder.config.get("source")) in MADE_BY:
         missing = " and ".join(name for name, value in (("--L", L), ("--K", K)) if value is None)
-        raise UsageError(f"{folder.path} was made from Python objects, which are gone: give {missing}, or run it with diagnose='every=10'")
-    return _rebuilt(folder, history, L, K)
+        made = f"{folder.path} was made from {MADE_BY[source]}, which its folder does not hold"
+        raise UsageError(f"{made}: give {missing}, or run it with diagnose='every=10'")
+    return _rebuilt(folder, history, L, K, arguments.plugins or [])
 
 
-def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None) -> tuple[float, int, list[str]]:
-    parts = build(from_dict(folder.config, str(folder.path / "config.toml")))
+def _named(folder: RunFolder, plugins: Sequence[str]) -> Experiment:
+    """The run's settings, to be looked at: code comes from the files that the user names, never from those that the folder names."""
+    e = settings_of(folder)
+    load_plugins(plugins)
+    files = f"it was made with --plugin {' --plugin '.join(e.plugins)}" if e.plugins else "it was registered in Python"
+    check_known(e, folder, f"{files}; if you trust that code, name its file: mimicfl theory check {folder.path} --plugin FILE")
+    return dataclasses.replace(e, plugins=[])
+
+
+def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None, plugins: Sequence[str]) -> tuple[float, int, list[str]]:
+    parts = build(_named(folder, plugins))
     first = flatten(parts["model"])
     clients = Clients(parts["data"], as_split(parts["split"], len(parts["data"].x_train)), torch.device("cpu"), first.dtype)
     steps = [len(parts["local"].batch_sizes(int(size))) for size in clients.sizes]
@@ -114,7 +133,7 @@ def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None
 
 
 def _show(arguments: argparse.Namespace, console: Console) -> None:
-    folders = find_runs(arguments.runs)
+    folders = _folders(arguments)
     groups = group([history for folder in folders if (history := read(folder)).rows])
     pictures, notes = theory_figures.draw(groups)
     if not pictures:

@@ -11,15 +11,16 @@ from pathlib import Path
 from rich.console import Console
 
 from .. import runner
-from ..config import Experiment, from_dict
+from ..config import Experiment, coerce, from_dict
 from ..metrics.history import History, read
-from ..metrics.store import find_runs
+from ..metrics.store import RunFolder, find_runs
 from ..report.report import Report, build
 from ..report.summary import Group, group, show, verdict
 from ..report.tables import overview, overview_tables, table
 from ..sweep import carry_out
 from ..sweep import compare as run_compare
 from ..sweep.grid import cells, read_sweep
+from .console import notice
 from .options import experiment, given
 from .progress import Reporter
 
@@ -48,6 +49,7 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
     root, plugins = Path(arguments.run), given(arguments).get("plugins", [])
+    _say_what_runs(waiting, plugins)
     heading = f"going on with {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"going on in {f.path}" for f in waiting)
     with Reporter(console, runs=len(waiting), heading=heading) as progress:
         if len(waiting) > 1:  # together, as they were begun
@@ -57,6 +59,15 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
             runner.resume(folder.path, progress, progress.notice, plugins)
     for folder in folders:
         _finish(console, read(folder), folder.path)
+
+
+def _say_what_runs(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None:
+    """Resuming runs code: name the files before they are imported, since it may be the run folder that names them."""
+    own = [name for folder in waiting for name in coerce("plugins", folder.config.get("plugins", []), list[str])]
+    if files := list(dict.fromkeys([*plugins, *own])):
+        notice(
+            f"importing the plugins of {'this run' if len(waiting) == 1 else 'these runs'}, which is running their code: {', '.join(files)}"
+        )
 
 
 def compare(arguments: argparse.Namespace, console: Console) -> None:

@@ -1,14 +1,18 @@
 """Pictures: accuracy against uploads, and who was there when. PNG or SVG by the file's ending."""
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from ..errors import UsageError
 from ..files import replacing
 from ..metrics.history import History
+from ..text import visible
 from .styles import Dash
 from .summary import AXES, METRICS, Group, group, main_metric
 
@@ -29,15 +33,15 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
         curve = g.curve(metric, axis)
         x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
         own = g.label.startswith("MimiC")
-        axes.plot(x, mean, linestyle=dashes(g), color=g.color, label=g.label, linewidth=2.4 if own else 1.5, zorder=3 if own else 2)
+        width, order = (2.4, 3) if own else (1.5, 2)
+        axes.plot(x, mean, linestyle=dashes(g), color=g.color, label=literal(g.label), linewidth=width, zorder=order)
         axes.fill_between(x, mean - std, mean + std, color=g.color, alpha=0.15, linewidth=0)
     if metric == "distance":
         axes.set_yscale("log")
     axes.set_xlabel(AXES[axis])
     axes.set_ylabel(METRICS[metric])
-    axes.set_title(
-        ", ".join([heading, *(_spread(groups) or ["one seed"])]) if heading else subtitle(groups), fontsize=10, color=INK, loc="left"
-    )
+    heading = ", ".join([heading, *(_spread(groups) or ["one seed"])]) if heading else subtitle(groups)
+    axes.set_title(literal(heading), fontsize=10, color=INK, loc="left")
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
@@ -81,7 +85,7 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
     left.imshow(palette[available.T.astype(int)], aspect="auto", interpolation="nearest", extent=(-0.5, rounds - 0.5, clients - 0.5, -0.5))
     left.set_xlabel("round")
     left.set_ylabel("client")
-    left.set_title(title, fontsize=10, color=INK, loc="left")
+    left.set_title(literal(title), fontsize=10, color=INK, loc="left")
     right = figure.add_subplot(grid[1], sharey=left)
     right.barh(np.arange(clients), 100 * available.mean(axis=0), color=PRESENT, height=0.8)
     right.set_xlabel("% of rounds")
@@ -90,8 +94,31 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
     return figure
 
 
+def class_table(found: Sequence[object]) -> np.ndarray:
+    """Accuracies by class of several rows, [rows, classes], as files hold them: None where a class has no test sample."""
+    try:
+        table = np.array(found, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        table = np.empty(0)
+    if table.ndim != 2:
+        raise UsageError(f"class_accuracy must be a list of numbers in every row, as long as there are classes, got {str(found)[:60]}")
+    return table
+
+
 def save(figure: Figure, path: Path) -> Path:
     """Write a picture whole; the ending (.png, .svg, .pdf) chooses the format."""
     with replacing(path) as partial:
-        figure.savefig(partial, format=path.suffix.lstrip("."), dpi=150)
+        render(figure, partial, path.suffix.lstrip("."), dpi=150)
     return path
+
+
+def render(figure: Figure, target: Path | BinaryIO, kind: str, dpi: int) -> None:
+    """Draw a picture. A letter that the font lacks is a box in it, which needs no warning: the page beside it has the name."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        figure.savefig(target, format=kind, dpi=dpi)
+
+
+def literal(text: str) -> str:
+    """A text for matplotlib to show as it is: a pair of dollar signs in a name would begin a formula."""
+    return visible(text).replace("$", r"\$")

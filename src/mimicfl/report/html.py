@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from ..availability import observe
@@ -16,6 +17,8 @@ from ..config import CAME_LATER
 from ..files import write_text
 from ..metrics.history import History
 from ..metrics.store import RunFolder
+from ..text import visible
+from .figures import class_table, render
 from .summary import AXES, METRICS, Group, main_metric, series, verdict
 from .tables import HEADS, extreme_word, lines, overview
 
@@ -43,7 +46,7 @@ def write(
     notes: Sequence[str] = (),
 ) -> Path:
     """Write the page of these runs; `theory` are pictures of their diagnoses, and `notes` what to know about them."""
-    page = jinja2.Environment(autoescape=True).from_string((PAGE / "template.html").read_text(encoding="utf-8"))
+    page = escaping().from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]
     data = _data(groups)
     metric = main_metric(groups)
@@ -67,17 +70,32 @@ def write(
         version=folders[0].environment().get("mimicfl", ""),
         style=(PAGE / "style.css").read_text(encoding="utf-8"),
         script=(PAGE / "page.js").read_text(encoding="utf-8"),
-        # "</script>" inside a text must not end the script element.
-        data=json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        data=in_script(data),
     )
     write_text(path, text)
     return path
 
 
+def escaping() -> jinja2.Environment:
+    """Templates in which every value is text: markup in it is escaped, and characters that no screen shows are written out."""
+    return jinja2.Environment(autoescape=True, finalize=_shown)
+
+
+def _shown(value: Any) -> Any:
+    return value if isinstance(value, Markup) or not isinstance(value, str) else visible(value)
+
+
+def in_script(data: Any) -> str:
+    """Data as JSON for a script element, in ASCII and without a character that means anything in HTML: neither `</script>` nor `<!--` in a
+    name can then end the script or change how the rest of the page is read."""
+    text = json.dumps(data, separators=(",", ":"))
+    return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
+
+
 def embedded(picture: Figure) -> str:
     """A picture as an address that holds it."""
     buffer = io.BytesIO()
-    picture.savefig(buffer, format="png", dpi=110)
+    render(picture, buffer, "png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -104,7 +122,7 @@ def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
         chips += [f"{CHIPS.get(key, key)} {value}" for value in values[:SHOWN_VALUES] + more]
     for key in CAME_LATER:
         if any(c.get(key) for c in configs):
-            chips += dict.fromkeys(f"{key.replace('_', ' ')} {c.get(key, 0):g}" for c in configs)
+            chips += dict.fromkeys(f"{key.replace('_', ' ')} {c.get(key) or 0:g}" for c in configs)
     return chips
 
 
@@ -120,7 +138,7 @@ def _group(g: Group, metrics: dict[str, str]) -> dict[str, Any]:
     curves = {m: {a: _rounded(g.curve(m, a).__dict__) for a in AXES} for m in metrics}
     seeds = {m: {a: [_rounded(series(run.rows, m, a)) for run in g.runs] for a in AXES} for m in metrics}
     by_class = [found for run in g.runs if (found := run.last("class_accuracy"))]
-    table = np.array(by_class, dtype=float) if by_class else np.empty((0, 0))
+    table = class_table(by_class) if by_class else np.empty((0, 0))
     means = [None if np.isnan(column).any() else round(float(column.mean()), 4) for column in table.T]
     return {
         "label": g.label,
@@ -155,7 +173,7 @@ def _schedules(runs: Sequence[History]) -> list[dict[str, Any]]:
     for run in runs:
         if run.rows and len(run.rows) > len(longest.get(_key(run), History([], run.params, 0)).rows):
             longest[_key(run)] = run
-    patterns = {run.config.get("availability") for run in longest.values()}
+    patterns = {str(run.config.get("availability")) for run in longest.values()}
     return [_schedule(key, run, named=len(patterns) > 1) for key, run in longest.items()]
 
 

@@ -1,5 +1,6 @@
 """The page about the paper: its tables and figures with ours beside them, and a verdict on each claim. All from the records."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from ..paper.reproduce import Cell
 from ..paper.studies import STUDIES
 from ..paper.study import Study
 from ..registry import parse
+from ..text import visible
 from . import figures
 from .gap import FEW, NO, OPEN, TIE, YES, signed
-from .html import PAGE, embedded
+from .html import PAGE, embedded, escaping
 from .paper_figures import draw
 from .paper_verdicts import FIRST, Value, Verdict, judge, value
 from .summary import title
@@ -83,7 +85,8 @@ def build(records: Records, seeds: Sequence[int], page: Path, document: Path, pi
         "choices": CHOICES,
         "again": _again(records),
     }
-    html, plain = jinja2.Environment(autoescape=True), jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    html, plain = escaping(), jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
+    plain.filters["as_text"] = _as_text
     style = (PAGE / "style.css").read_text(encoding="utf-8")
     template = html.from_string((PAGE / "paper.html").read_text(encoding="utf-8"))
     write_text(page, template.render(**facts, embedded=embedded, version=__version__, style=style))
@@ -175,6 +178,11 @@ def _again(records: Records) -> str:
     when = f"when the compiler still chose by timing (version {', '.join(BY_THE_CLOCK)}), or in two places"
     but = f"Not so yet for {about} of the {len(records)} records, which were made on a GPU {when}."
     return f"{AGAIN} {but}" if about else AGAIN
+
+
+def _as_text(value: str) -> str:
+    """A text of a record as Markdown that shows it and does nothing else: one line, no markup, no HTML."""
+    return re.sub(r"([\\`*_\[\]<>&|#!~])", r"\\\1", " ".join(visible(value, keep="").split()))
 
 
 def _relative(path: Path, base: Path) -> str:

@@ -14,6 +14,8 @@ from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weig
 from ..theory.mixing import certified_rounds, largest_constant, mixing_bound
 from ..theory.rates import best_nu, has, largest_c, needs, varphi
 from ..theory.rounds import Rounds
+from .theory_rows import diagnosed as diagnosed
+from .theory_rows import local_rates, rates
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,6 @@ class Check:
         return min(broken, default=self.length)
 
 
-def diagnosed(history: History) -> list[dict[str, Any]]:
-    """The diagnoses of a run, each with its round."""
-    return [{"round": row["round"], **row["diagnosis"]} for row in history.rows if "diagnosis" in row]
-
-
-def rates(history: History, K: float) -> Rounds:
-    """The run's rates in units of the mean gradient, and who was there."""
-    scale = K if history.config.get("update", "sum") == "sum" else 1.0
-    return Rounds(np.array([(row["global_lr"] or 1.0) * scale for row in history.rows]), history.available)
-
-
 def check(history: History, L: float, K: int, tau_max: int | None = None, nu: float | None = None) -> Check:
     """Which conditions of Theorems 1 and 2 hold in which rounds, for any schedule of rates."""
     if not _uniform(history):
@@ -78,7 +69,7 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     if terms := [key for key in CAME_LATER if history.config.get(key)]:
         raise UsageError(f"the paper's results are for plain SGD: this run had {' and '.join(terms)}")
     rounds = rates(history, K)
-    local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
+    local = local_rates(history)
     phi = varphi(L, K, float(local.max()))
     if tau_max is not None and whole("tau_max", tau_max) < rounds.tau_max:
         raise UsageError(f"tau_max={tau_max} is smaller than the largest gap of the run, {rounds.tau_max}: give at least that")
@@ -179,7 +170,7 @@ def _bounds(
 ) -> dict[str, np.ndarray]:
     Delta = max(found[0]["f"] - found[0]["f_low"], 0.0)
     sigma = max(d["sigma2"] for d in found) ** 0.5
-    local = np.array([row["local_lr"] for row in history.rows if row["global_lr"] is not None])
+    local = local_rates(history)
     lines = {"Lemma 1 with the measured E_t": summed_lemma1(rounds, Delta, L, held["E"], held["v2"])}
     kappa2 = np.array([max(d["kappa2"][i] for d in found) for i in range(rounds.N)])
     algorithm = parse(str(history.config.get("algorithm", "")))[0]

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from ..errors import UsageError
 from ..metrics.history import History
-from .figures import INK, dashes, subtitle
+from .figures import INK, class_table, dashes, literal, subtitle
 from .summary import Group
 from .theory import Check, bounded, check, diagnosed
 
@@ -45,13 +45,13 @@ def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
     for g in seen(groups):
         found = bounded(g.runs[0])
         assert found is not None
-        axes.plot(found.number, found.measured, linestyle=dashes(g), color=g.color, linewidth=2.2, label=f"{g.label}, measured")
+        axes.plot(found.number, found.measured, linestyle=dashes(g), color=g.color, linewidth=2.2, label=literal(f"{g.label}, measured"))
         axes.plot(found.number, _visible(list(found.grad2)), color=g.color, linewidth=0.6, alpha=0.5)
         for name, line in found.bounds.items():
-            axes.plot(found.number, line, DASHES[name], color=g.color, linewidth=1.4, label=f"{g.label}, {name}")
+            axes.plot(found.number, line, DASHES[name], color=g.color, linewidth=1.4, label=literal(f"{g.label}, {name}"))
         for note in found.notes:
             notes.setdefault(note, []).append(g.label)
-    axes.set_title(f"{subtitle(groups)}\nthin: the norm in each round", fontsize=10, color=INK, loc="left")
+    axes.set_title(literal(subtitle(groups)) + "\nthin: the norm in each round", fontsize=10, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8, ncols=2)
     return figure, [f"{', '.join(who)}: {note}." for note, who in notes.items()]
 
@@ -62,8 +62,8 @@ def errors(groups: Sequence[Group]) -> Figure:
     axes = _axes(figure, y="E_t = |v_t - grad f(w_t)|²")
     for g in seen(groups):
         x, y = _mean(g, "E")
-        axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=g.label)
-    axes.set_title(subtitle(groups), fontsize=10, color=INK, loc="left")
+        axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=literal(g.label))
+    axes.set_title(literal(subtitle(groups)), fontsize=10, color=INK, loc="left")
     axes.legend(frameon=False)
     return figure
 
@@ -99,7 +99,8 @@ def certificate(found: Check, L: float, title: str = "") -> Figure:
     axes.fill_between(r.number, low, 1.4 * low, where=r.number < until, color=GOOD, step="mid", linewidth=0)
     axes.fill_between(r.number, low, 1.4 * low, where=r.number >= until, color=BAD, step="mid", linewidth=0)
     axes.set_ylim(bottom=low)
-    axes.set_title(f"{title}\nstrip: green for horizons at which the run's own rate has a certificate", fontsize=9, color=INK, loc="left")
+    strip = "strip: green for horizons at which the run's own rate has a certificate"
+    axes.set_title(f"{literal(title)}\n{strip}", fontsize=9, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -113,14 +114,15 @@ def parts(groups: Sequence[Group]) -> Figure:
     memory = _axes(figure, (2, 2, 3), y="rms norm of a client's memory")
     stale = _axes(figure, (2, 2, 4), log=False, y="rounds since a client was there")
     for g in shown:
-        bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=g.label)
+        bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=literal(g.label))
         for key, line in (("A1", "-"), ("A2", "--")):
             x, y = _mean(g, key)
             if len(x):
-                split.plot(x, y, line, color=g.color, linewidth=1.4, label=f"{g.label} {key[0]}_{key[1]}")
+                split.plot(x, y, line, color=g.color, linewidth=1.4, label=literal(f"{g.label} {key[0]}_{key[1]}"))
         rows = diagnosed(g.runs[0])
         for name in rows[0]["memory"]:
-            memory.plot([d["round"] for d in rows], _visible([d["memory"][name] for d in rows]), color=g.color, label=f"{g.label} {name}_i")
+            norm = _visible([d["memory"][name] for d in rows])
+            memory.plot([d["round"] for d in rows], norm, color=g.color, label=literal(f"{g.label} {name}_i"))
     if not memory.lines:
         memory.text(0.5, 0.5, "these algorithms keep no memory of clients", transform=memory.transAxes, ha="center", color=INK)
     rows = diagnosed(shown[0].runs[0])
@@ -138,7 +140,7 @@ def recall(groups: Sequence[Group]) -> Figure | None:
     for g in seen(groups):
         rows = [row for row in g.runs[0].rows if "diagnosis" in row and row.get("class_accuracy")]
         if rows:
-            tables.append((g.label, [row["round"] for row in rows], np.array([row["class_accuracy"] for row in rows], dtype=float)))
+            tables.append((g.label, [row["round"] for row in rows], class_table([row["class_accuracy"] for row in rows])))
     if not tables:
         return None
     figure = Figure(figsize=(8, 0.6 + 1.5 * len(tables)), layout="constrained")
@@ -146,7 +148,7 @@ def recall(groups: Sequence[Group]) -> Figure | None:
     for row, (label, rounds, table) in zip(axes, tables, strict=True):
         edges = np.concatenate([[rounds[0] - 0.5], np.array(rounds) + 0.5])
         image = row.pcolormesh(edges, np.arange(table.shape[1] + 1) - 0.5, 100 * table.T, cmap=HEAT, vmin=0, vmax=100)
-        row.set_ylabel(f"{label}\nclass")
+        row.set_ylabel(literal(f"{label}\nclass"))
         row.set_yticks(range(table.shape[1]) if table.shape[1] <= 10 else [])
         row.tick_params(axis="y", labelsize=6)
     axes[-1].set_xlabel("round")

@@ -12,7 +12,8 @@ function showTip(event, html) {
   tip.style.top = Math.min(innerHeight - box.height - 4, event.clientY + 12) + "px";
 }
 const hideTip = () => { tip.hidden = true; };
-const text = (value) => { const node = document.createElement("span"); node.textContent = value; return node.innerHTML; };
+// A value as text of an element or of an attribute in double quotes.
+const text = (value) => { const node = document.createElement("span"); node.textContent = value; return node.innerHTML.replaceAll('"', "&quot;"); };
 
 function options(select, entries) {
   for (const [value, label] of entries) select.add(new Option(label, value));

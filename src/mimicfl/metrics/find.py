@@ -1,0 +1,60 @@
+"""Where runs are: the run folders at or below a folder, found without wandering through a whole disk."""
+
+import contextlib
+import os
+from pathlib import Path
+
+from ..errors import UsageError
+
+CONFIG = "config.toml"
+MOST_FOLDERS, DEEPEST = 100_000, 32
+_REMEDY = "give the folder that holds the runs, such as runs/demo"
+
+
+def config_files(path: Path) -> list[Path]:
+    """The run folders at or below `path`, sorted.
+
+    Hidden folders, symbolic links and what lies inside a run folder are not searched. Refused with a sentence: the root of a file system,
+    the home folder, and trees with more folders or levels than any collection of runs has.
+    """
+    if (path / CONFIG).is_file():
+        return [path]
+    _check_start(path)
+    found: list[Path] = []
+    waiting, visited = [(path, 0)], 0
+    while waiting:
+        folder, depth = waiting.pop()
+        visited += 1
+        if visited > MOST_FOLDERS or depth > DEEPEST:
+            size = f"more than {MOST_FOLDERS:,} folders" if visited > MOST_FOLDERS else f"folders more than {DEEPEST} levels deep"
+            raise UsageError(f"{path} is too large to search for runs: it holds {size}; {_REMEDY}")
+        names, is_run = _look_into(folder)
+        if is_run:
+            found.append(folder)
+        else:
+            waiting += [(folder / name, depth + 1) for name in names]
+    return sorted(found)
+
+
+def _check_start(path: Path) -> None:
+    real = path.resolve()
+    with contextlib.suppress(RuntimeError):  # no home folder is known
+        if real == Path.home().resolve():
+            raise UsageError(f"{path} is the home folder, which is too large to search for runs: {_REMEDY}")
+    if real.parent == real:
+        raise UsageError(f"{path} is the root of a file system, which is too large to search for runs: {_REMEDY}")
+
+
+def _look_into(folder: Path) -> tuple[list[str], bool]:
+    """The names of the folders in a folder that may hold runs, and whether it is a run itself."""
+    names = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name == CONFIG and entry.is_file():
+                    return [], True
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
+                    names.append(entry.name)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be searched for runs ({error.strerror or error}); give the folders of the runs") from None
+    return names, False
