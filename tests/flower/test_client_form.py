@@ -13,7 +13,7 @@ from mimicfl.flower.wire import tensor
 
 from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
 
-BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "poll": 0.005}
+BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N}
 
 
 class Losing:
