@@ -22,7 +22,7 @@ from .problems import N, app, flat, problem, simulated
 
 def run(*command, folder):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder), "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run([sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_the_template_runs_and_resumes_as_its_readme_says(tmp_path, capsys, monkeypatch):

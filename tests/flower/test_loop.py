@@ -199,8 +199,20 @@ def test_a_client_that_comes_back_under_another_node_id_keeps_its_correction():
 
 
 def test_by_node_id_a_client_that_comes_back_is_another():
+    nodes = []
+
+    def moves(client, t):
+        if (client, t) == (3, 1) and len(nodes) == 0:
+            nodes.append(federation.join({"partition-id": 3, "num-partitions": N}))
+            return None
+        return "go on"
+
+    federation = mff.Federation(Unreliable(moves), N)
     strategy = mff.MimiC(client_ids="node", **BASE)
-    federate(strategy, 1)
+    with federation.running() as grid:
+        strategy.start(grid, model_arrays(problem()[2])[0], 3, 30.0)
+    assert strategy.form.clients[-1] == f"node-{nodes[0]}"
+    assert len(strategy.form.clients) == N + 1
     assert all(client.startswith("node-") for client in strategy.form.clients)
 
 

@@ -4,7 +4,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -13,6 +12,7 @@ from mimicfl.engine.native.generate import generate
 from mimicfl.engine.native.trace import trace
 from mimicfl.params import flatten
 
+from ...conftest import wait_until
 from .problems import LAYERS, needs_compiler
 
 pytestmark = needs_compiler
@@ -45,16 +45,22 @@ class TestCache:
         program = "import mimicfl as mf, sys; d = mf.datasets.load('digits')\n"
         program += "mf.simulate(mf.models.MLP(64, 77, 10), d, mf.partition.iid(d.y_train, 3), rounds=1, engine='native'); print('done')"
         environment = {**os.environ, "MIMICFL_CACHE": str(tmp_path)}
-        process = subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, start_new_session=True)
-        deadline = time.monotonic() + 60
-        while not list((tmp_path / "native").glob("*.lock")) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.3)
+        # The compiler, but one that never ends: it says when it has begun to write.
+        slow = tmp_path / "g++"
+        slow.write_text(f"""#!/bin/sh
+case "$*" in *-o*) for last; do :; done; echo half > "$last"; touch {tmp_path}/began; exec sleep 3600;; esac
+exec {build.compiler()} "$@"
+""")
+        slow.chmod(0o755)
+        held = environment | {"CXX": str(slow)}
+        process = subprocess.Popen([sys.executable, "-c", program], env=held, stdout=subprocess.PIPE, start_new_session=True)
+        wait_until(lambda: process.poll() is not None or (tmp_path / "began").exists(), "the compiler to begin")
         os.killpg(process.pid, 9)
         process.communicate()
+        assert (tmp_path / "began").exists()
         assert not list((tmp_path / "native").glob("*.so"))
         both = [subprocess.Popen([sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-        assert [p.communicate(timeout=120)[0] for p in both] == ["done\n", "done\n"]  # two at once wait for one compile
+        assert [p.communicate()[0] for p in both] == ["done\n", "done\n"]  # two at once wait for one compile
         assert len(list((tmp_path / "native").glob("*.so"))) == 1
 
 
