@@ -1,20 +1,59 @@
-"""Small problems that the tests share."""
+"""Small problems that the tests share, and what keeps one test from changing another."""
+
+import os
+import sys
+import time
+
+os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start, too: more threads than cores stall each other
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import mimicfl as mf
+from mimicfl.registry import NAMED_BY
 
 torch.set_num_threads(1)
+# The same examples in every run, and no limit on how long one may take: a busy machine is no failure.
+settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("suite")
+
+
+@pytest.fixture
+def _as_before():
+    """After all else is undone: no plugin stays imported, PyTorch is set as it was."""
+    plugins = _plugins()
+    yield
+    for name in _plugins() - plugins:
+        del sys.modules[name]
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory, monkeypatch):
-    """No test reads or writes the user's dataset cache, and each draws the same numbers every time."""
+def _isolated(_as_before, tmp_path_factory, monkeypatch):
+    """No test uses the user's caches, each draws the same numbers every time, and names that it registers are its own."""
     monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("MIMICFL_ENGINE", "plain")  # what "auto" means here; the native engine has tests of its own
     torch.manual_seed(0)  # the tests' own draws; the package does not use this generator
+    for registry in dict.fromkeys(NAMED_BY.values()):
+        monkeypatch.setattr(registry, "factories", dict(registry.factories))
+
+
+def _plugins():
+    return {name for name in sys.modules if name.startswith("mimicfl_plugin_")}
+
+
+def wait_until(condition, what):
+    """Poll until the condition holds, and return what it gave. The test's own timeout ends a wait that is in vain."""
+    began = said = time.monotonic()
+    while not (found := condition()):
+        time.sleep(0.05)
+        if time.monotonic() - said > 30:  # seen if the timeout strikes
+            said = time.monotonic()
+            print(f"for {said - began:.0f} s waiting for {what}", file=sys.stderr)
+    return found
 
 
 @pytest.fixture
@@ -35,16 +74,21 @@ def digits():
     return {"data": data, "split": mf.partition.shards(data.y_train, 30, 2, seed=0), "model": mf.models.build("mlp", data, seed=0)}
 
 
-def end_on(engine: str, **given) -> torch.Tensor:
-    """The last parameters of a run that this engine really trained, and no other in its place; workers want two threads."""
+def run_on(engine: str, **given):
+    """A run that this engine really trained, and no other in its place."""
     told = []
+    history = mf.simulate(**given, engine=engine, notice=told.append)
+    assert told[0].startswith(f"engine {engine.partition(':')[0]}"), told
+    return history
+
+
+def end_on(engine: str, **given) -> torch.Tensor:
+    """The last parameters of a run on this engine; workers want two threads."""
     torch.set_num_threads(2 if engine == "workers" else 1)
     try:
-        history = mf.simulate(**given, engine=engine, notice=told.append)
+        return run_on(engine, **given).params
     finally:
         torch.set_num_threads(1)
-    assert told[0].startswith(f"engine {engine}"), told
-    return history.params
 
 
 def random_schedule(rounds: int, clients: int, seed: int, p: float = 0.4) -> np.ndarray:

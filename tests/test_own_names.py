@@ -8,15 +8,7 @@ import torch
 from torch.nn import functional as F
 
 import mimicfl as mf
-from mimicfl.data.partition import PARTITIONS
 from mimicfl.local.losses import LOSSES
-from mimicfl.local.lr import RATES
-
-
-@pytest.fixture(autouse=True)
-def _names_of_this_test_only(monkeypatch):
-    for registry in (LOSSES, PARTITIONS, RATES):
-        monkeypatch.setattr(registry, "factories", dict(registry.factories))
 
 
 def test_a_loss(digits, tmp_path):

@@ -77,7 +77,7 @@ def test_a_population_of_a_hundred_thousand():
         history = mf.simulate(mf.models.MLP(20, 200, 2), data, split, "mimic", mf.availability.Explicit(seen), local=mf.LocalSGD(lr=0.1))
         print(history.rows[-1]["active"], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
     """)
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert out.returncode == 0, out.stderr
     active, mebibytes = map(int, out.stdout.split())
     assert active == 100

@@ -49,6 +49,7 @@ def test_a_run_with_an_own_algorithm_goes_on_with_the_file_that_registers_it(cap
     mf.run(mf.Experiment(algorithm="lazy", rounds=2), "c/imported")
     expected = read(RunFolder("c/plugin")).params
     finals = list(Path(folder).glob("**/final.safetensors"))
+    assert finals
     for final in finals:
         final.unlink()
     Path("lazy.py").rename("moved.py")

@@ -257,10 +257,7 @@ def test_downloads_are_whole_or_not_there(server, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_own_datasets_and_models_register_in_one_line(monkeypatch):
-    monkeypatch.setattr(datasets.DATASETS, "factories", dict(datasets.DATASETS.factories))
-    monkeypatch.setattr(mf.models.MODELS, "factories", dict(mf.models.MODELS.factories))
-
+def test_own_datasets_and_models_register_in_one_line():
     @mf.datasets.register("blobs")
     def blobs(num_clients, seed, spread=1.0):
         rng = np.random.default_rng(seed)

@@ -6,6 +6,8 @@ from torch.nn import functional as F
 
 import mimicfl as mf
 
+from ..conftest import run_on
+
 
 class Moody(nn.Module):
     """What it computes depends on the data: nothing can trace or stack it."""
@@ -33,4 +35,4 @@ def accuracy_with_dropout(digits, engine, rounds, epochs):
     """What a network with a dropout layer reaches on digits."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.3), nn.Linear(64, 10))
     local = mf.LocalSGD(epochs=epochs, lr=0.1)
-    return mf.simulate(model, digits["data"], digits["split"], rounds=rounds, local=local, engine=engine).rows[-1]["test_accuracy"]
+    return run_on(engine, model=model, data=digits["data"], split=digits["split"], rounds=rounds, local=local).rows[-1]["test_accuracy"]

@@ -100,42 +100,60 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
     assert torch.isfinite(tensors["state.w"]).all()
 
 
-@pytest.mark.timeout(400)
+# A program that has imported everything, and forks a run for each line it reads: twenty starts would take minutes. A run waits
+# before it exceeds the round that the file ALLOWED names, so that it is never over before it is killed.
+FORKING = """
+import os, pathlib, sys, time
+import mimicfl as mf
+from mimicfl.config import from_dict
+
+folder, allowed = map(pathlib.Path, sys.argv[1:])
+
+def pace(e, row, total):
+    while row["round"] >= int(allowed.read_text()):
+        time.sleep(0.001)
+
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        mf.run(from_dict({"rounds": 130, "num_clients": 10, "epochs": 1, "availability": "static:0.3", "checkpoint_every": 1}), folder, pace)
+        os._exit(0)
+    print(child, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
 def test_sigkill_at_twenty_random_moments(tmp_path):
-    """A process killed from outside, twenty times over, is carried on by the next and ends like one that never died."""
+    """A process killed from outside, twenty times over, is continued by the next and ends like one that never died."""
     chance = random.Random(0)
-    options = ["--rounds", "150", "--epochs", "2", "--availability", "static:0.15", "--checkpoint-every", "1", "--lr", "0.05"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    subprocess.run(
-        [sys.executable, "-m", "mimicfl", "run", *options, "--out", str(whole)], check=True, env=environment, capture_output=True
-    )
-    kills = 0
-    for _ in range(20):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "mimicfl", "run", *options, "--out", str(killed)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        before = rows_in(killed)
-        deadline = time.monotonic() + 60
-        # Wait until this process has added rounds of its own, so that the kill falls into the work and not into the imports.
-        target = before + chance.randrange(0, 7)
-        while process.poll() is None and rows_in(killed) <= target and time.monotonic() < deadline:
-            time.sleep(0.001)
-        time.sleep(chance.random() * 0.01)
-        process.send_signal(signal.SIGKILL)
-        _, errors = process.communicate()
-        kills += process.returncode == -signal.SIGKILL
-        assert errors == ""
-        if (killed / "config.toml").exists():
+    killed, allowed = tmp_path / "killed", tmp_path / "allowed"
+    command = [sys.executable, "-c", FORKING, str(killed), str(allowed)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+
+        def begin():
+            program.stdin.write("\n")
+            program.stdin.flush()
+            return int(program.stdout.readline())
+
+        for _ in range(20):
+            # The kill falls into the work: after some rounds of this process, and before the round that it may not exceed.
+            target = rows_in(killed) + chance.randrange(5)
+            allowed.write_text(str(target + 2))
+            child = begin()
+            while rows_in(killed) <= target:
+                os.kill(child, 0)  # fails if it ended by itself
+                time.sleep(0.001)
+            time.sleep(chance.random() * 0.01)
+            os.kill(child, signal.SIGKILL)
+            assert int(program.stdout.readline()) == -signal.SIGKILL
             RunFolder(killed).load("checkpoint")  # readable at every moment
-    assert kills >= 15
-    finish = subprocess.run([sys.executable, "-m", "mimicfl", "resume", str(killed)], env=environment, capture_output=True, text=True)
-    assert finish.returncode == 0, finish.stderr
-    same(whole, killed)
+        allowed.write_text("130")
+        begin()
+        assert int(program.stdout.readline()) == 0
+        _, errors = program.communicate()
+    assert errors == ""
+    mf.run(mf.Experiment(rounds=130, num_clients=10, epochs=1, availability="static:0.3", checkpoint_every=1), tmp_path / "whole")
+    same(tmp_path / "whole", killed)
     assert not list(killed.glob(".*.part"))
 
 

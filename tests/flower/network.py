@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from ..conftest import wait_until
+
 BIN = Path(sys.executable).parent
 MARK = "MIMICFL_TEST_MARK"
 
@@ -18,16 +20,6 @@ def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-def wait_until(true, seconds, what):
-    """Poll; a wait that ends without its event is a failure that says what was awaited."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if (found := true()) is not None and found is not False:
-            return found
-        time.sleep(0.05)
-    raise AssertionError(f"waited {seconds} s for {what}")
 
 
 class Network:
@@ -78,7 +70,7 @@ class Network:
                     os.kill(pid, signal.SIGKILL)
             process.poll()
             time.sleep(0.02)
-        process.wait(10)
+        process.wait()
 
     def superlink(self, *more):
         security = (
@@ -88,10 +80,12 @@ class Network:
         )
         where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
         self.start("superlink", BIN / "flower-superlink", *security, *where, *more)
-        wait_until(lambda: self._answers() or None, 60, "the SuperLink's port")
+        link = self.running["superlink"]
+        wait_until(lambda: link.poll() is not None or self._answers(), "the SuperLink's port")
+        assert link.poll() is None, self.logs()
 
     def _answers(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 60):
             return True
         return False
 
@@ -102,10 +96,8 @@ class Network:
         where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
         return self.start(f"node{number}", BIN / "flower-supernode", *security, *where, "--node-config", text, *more)
 
-    def flwr(self, *words, seconds=60):
-        done = subprocess.run(
-            [str(BIN / "flwr"), *map(str, words)], env=self.environment, cwd=self.folder, capture_output=True, text=True, timeout=seconds
-        )
+    def flwr(self, *words):
+        done = subprocess.run([str(BIN / "flwr"), *map(str, words)], env=self.environment, cwd=self.folder, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
     def run_app(self, app, **settings):

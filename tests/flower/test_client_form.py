@@ -13,7 +13,7 @@ from mimicfl.flower.wire import tensor
 
 from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
 
-BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "poll": 0.005}
+BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N}
 
 
 class Losing:
@@ -137,7 +137,7 @@ def test_a_form_of_another_algorithm_is_refused(make_it, words):
 
 def test_a_client_form_needs_a_client_that_keeps_it(tmp_path):
     strategy, _ = start(mff.ClientForm(num_clients=N), 1, app())
-    assert all("state-dir" in why for why in strategy.rows[0]["failed"].values())
+    assert ["state-dir" in why for why in strategy.rows[0]["failed"].values()] == [True] * N
 
 
 # -- secure aggregation ------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_client_refuses_to_help_unmask_another(tmp_path):
 def test_a_client_may_insist_on_secure_rounds(tmp_path):
     strategy = mff.MimiC(**BASE)
     federate(strategy, 1, app(secure_only=True), timeout=10.0)
-    assert all("secure rounds only" in why for why in strategy.rows[0]["failed"].values())
+    assert ["secure rounds only" in why for why in strategy.rows[0]["failed"].values()] == [True] * N
     strategy, _ = start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 1, app(state=tmp_path, secure_only=True))
     assert strategy.rows[0]["active"] == N
 
@@ -237,12 +237,16 @@ def test_a_client_may_insist_on_secure_rounds(tmp_path):
 def test_nonsense_in_a_secure_round_never_reaches_the_model(tmp_path, stage, how):
     """Client 2 sends rubbish at one stage of round 1: it is left out, or the round is refused; never a wrong step."""
 
+    spoiled = []
+
     def spoil(told):
         for key, value in told.items():
+            before = value
             if isinstance(value, bytes):
                 told[key] = b"rubbish" if how == "wrong" else 7
             elif value and isinstance(value[0], bytes):
                 told[key] = [bytes(len(part)) for part in value] if how == "wrong" else value[:-1]
+            spoiled.append(told[key] != before)
 
     class Spoiling(Losing):
         def __call__(self, node, message, context):
@@ -261,6 +265,7 @@ def test_nonsense_in_a_secure_round_never_reaches_the_model(tmp_path, stage, how
 
     strategy, result = start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 3, Spoiling(tmp_path))
     available = participation(strategy.rows)
+    assert any(spoiled)
     assert available[0] == available[2] == [1] * N
     assert available[1] in ([0] * N, [1, 1, 0, 1, 1], [1] * N)
     torch.testing.assert_close(flat(result.arrays), simulated("mimic", available).params, atol=3e-6, rtol=0)

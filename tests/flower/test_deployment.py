@@ -17,7 +17,8 @@ import mimicfl as mf
 from mimicfl.flower.new import new_app
 from mimicfl.metrics.store import RunFolder
 
-from .network import Network, wait_until
+from ..conftest import wait_until
+from .network import Network
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 N, ROUNDS = 3, 3
@@ -34,9 +35,7 @@ def data(context, real=data):
     hold = gate / f"hold-{{me}}"
     if hold.exists() and int(hold.read_text()) == done:
         (gate / f"holding-{{me}}").touch()
-        for _ in range(900):
-            if not hold.exists():
-                break
+        while hold.exists():
             time.sleep(0.1)
     return real(context)
 """
@@ -69,7 +68,6 @@ def simulated(available):
     )
 
 
-@pytest.mark.timeout(600)
 def test_killed_nodes_and_server_apps_lose_nothing(network, tmp_path):
     app, folder, gate = new_app(tmp_path / "digits-app"), tmp_path / "run", tmp_path / "gate"
     gate.mkdir()
@@ -79,26 +77,26 @@ def test_killed_nodes_and_server_apps_lose_nothing(network, tmp_path):
     task.write_text(task.read_text() + HOLD.format(gate=str(gate), rows=str(folder / "rows.jsonl")))
     network.superlink()
     nodes = [network.supernode(k, N) for k in range(N)]
-    settings = {"num-rounds": ROUNDS, "folder": str(folder), "timeout": 90.0}
+    settings = {"num-rounds": ROUNDS, "folder": str(folder), "timeout": 36000.0}
     try:
         network.run_app(app, **settings)
         # A SuperNode dies in the middle of a round and comes back, without a key: Flower takes it for a new node.
-        wait_until(lambda: (gate / "holding-1").exists(), 200, "client 1 to be training in round 1")
+        wait_until(lambda: (gate / "holding-1").exists(), "client 1 to be training in round 1")
         assert len(rows(folder)) == 1
         network.kill(nodes[1])
         (gate / "hold-1").unlink()
         nodes[1] = network.supernode(1, N)
-        wait_until(lambda: len(rows(folder)) == 2, 120, "the round to close without client 1")
+        wait_until(lambda: len(rows(folder)) == 2, "the round to close without client 1")
         assert rows(folder)[1]["failed"] == {"1": "it went away and came back"}
         # The server application dies in the middle of a round; a new run goes on where it was.
-        wait_until(lambda: (gate / "holding-2").exists(), 120, "client 2 to be training in round 2")
+        wait_until(lambda: (gate / "holding-2").exists(), "client 2 to be training in round 2")
         [server] = network.server_apps()
         os.kill(server, signal.SIGKILL)
-        wait_until(lambda: not network.server_apps(), 10, "the ServerApp to be gone")
+        wait_until(lambda: not network.server_apps(), "the ServerApp to be gone")
         (gate / "hold-2").unlink()
         network.run_app(app, **settings)
-        wait_until(lambda: (folder / "final.safetensors").exists(), 180, "the resumed run to finish")
-    except (AssertionError, ValueError):
+        wait_until(lambda: (folder / "final.safetensors").exists(), "the resumed run to finish")
+    except BaseException:  # a timeout of the test included
         print(network.logs())
         raise
     kept = rows(folder)
@@ -124,7 +122,6 @@ def make_keys(folder, names):
     return folder
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.skipif(not all(map(shutil.which, ("openssl", "ssh-keygen"))), reason="needs openssl and ssh-keygen")
 def test_keys_secure_aggregation_and_a_stranger(tmp_path):
     """TLS, authenticated nodes, corrections on the clients' disks, sums only for the server; strangers get in nowhere."""
@@ -138,18 +135,19 @@ def test_keys_secure_aggregation_and_a_stranger(tmp_path):
         for k in range(N):
             state = {"state-dir": tmp_path / f"disk-{k}"}
             network.supernode(k, N, "--auth-supernode-private-key", keys / f"client-{k}", **state)
-        settings = {"form": "secure", "clip": 256.0, "num-rounds": 1, "folder": str(folder), "timeout": 90.0}
+        settings = {"form": "secure", "clip": 256.0, "num-rounds": 1, "folder": str(folder), "timeout": 36000.0}
         network.run_app(app, **settings)
         foreign = network.supernode(7, N, "--auth-supernode-private-key", keys / "stranger")
         keyless = network.supernode(8, N)
         try:
-            assert wait_until(foreign.poll, 60, "the stranger to be turned away") != 0
-            assert wait_until(keyless.poll, 60, "the node without a key to be turned away") != 0
+            for node, who in ((foreign, "the stranger"), (keyless, "the node without a key")):
+                wait_until(lambda node=node: node.poll() is not None, f"{who} to be turned away")
+                assert node.returncode != 0
             code, listed = network.flwr("supernode", "list", "loop", "--format", "json")
             assert code == 0, listed
             assert listed.count('"online"') == N
-            wait_until(lambda: (folder / "final.safetensors").exists(), 240, "the secure run to finish")
-        except AssertionError:
+            wait_until(lambda: (folder / "final.safetensors").exists(), "the secure run to finish")
+        except BaseException:
             print(network.logs())
             raise
     kept = rows(folder)

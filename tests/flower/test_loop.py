@@ -1,23 +1,27 @@
 """The round loop: deadlines, enough answers, late ones, busy and vanished clients, and who is who."""
 
-import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 import mimicfl.flower as mff
 from mimicfl.errors import UsageError
+from mimicfl.flower.clock import Clock, SimulatedClock, clock_of
+from mimicfl.flower.inline import Delayed
 from mimicfl.flower.post import Sent
 from mimicfl.flower.strategy import Asked
 
 from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, simulated
 
-BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "wait_for": N, "poll": 0.005}
+BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "wait_for": N}
 
 
 class Unreliable:
-    """The ready app, with something in the way: `trouble(client, t)` raises, or returns None (silence) or "go on"."""
+    """The ready app, with something in the way: `trouble(client, t)` raises, or returns None (silence), "go on", or a delay."""
 
     def __init__(self, trouble):
         self.app, self.trouble = app(), trouble
@@ -26,7 +30,9 @@ class Unreliable:
         if message.metadata.message_type != "train":
             return self.app(message, context)
         client, t = int(context.node_config["partition-id"]), int(message.content["config"]["server-round"]) - 1
-        return self.app(message, context) if self.trouble(client, t) == "go on" else None
+        found = self.trouble(client, t)
+        reply = self.app(message, context)
+        return Delayed(reply, found) if isinstance(found, float) else reply if found == "go on" else None
 
 
 def equals_the_simulator(strategy):
@@ -43,6 +49,79 @@ def test_a_round_closes_at_its_deadline_and_silence_is_named():
     assert equals_the_simulator(strategy)
 
 
+def test_a_slow_machine_makes_no_client_miss_a_deadline():
+    """Real seconds spent on training are not simulated ones, in our round loop and in Flower's own."""
+
+    def slow(client, t):
+        time.sleep(0.05)
+        return "go on"
+
+    strategy, theirs = mff.MimiC(**BASE), mff.MimiC(num_clients=N, **BASE)
+    federate(strategy, 2, Unreliable(slow), timeout=0.01)
+    assert participation(strategy.rows) == [[1] * N] * 2
+    with mff.Federation(Unreliable(slow), N).running() as grid:
+        Strategy.start(theirs, grid, model_arrays(problem()[2])[0], 2, 0.01)
+    assert torch.equal(theirs.form.w, strategy.form.w)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_delays_count_in_simulated_time_however_many_clients_train_at_once(workers):
+    """Client 3 answers at its deadline and is counted; client 1 answers after it and is not."""
+    delays = {(3, 0): 1.0, (1, 0): 1.01}
+    strategy = mff.MimiC(**BASE)
+    _, federation = federate(strategy, 1, Unreliable(lambda c, t: delays.get((c, t), "go on")), timeout=1.0, workers=workers)
+    assert strategy.rows[0]["failed"] == {"1": "no answer in time"}
+    assert federation.clock.now() == 1.0
+    assert equals_the_simulator(strategy)
+
+
+def test_flowers_own_loop_misses_only_delayed_answers():
+    """Client 2's first answer comes after the deadline; the second round is complete."""
+    strategy = mff.MimiC(num_clients=N, **BASE)
+    with mff.Federation(Unreliable(lambda c, t: 4.0 if (c, t) == (2, 0) else "go on"), N).running() as grid:
+        Strategy.start(strategy, grid, model_arrays(problem()[2])[0], 2, 3.0)
+    assert torch.equal(strategy.form.w, simulated("mimic", [[1, 1, 0, 1, 1], [1] * N]).params)
+
+
+def test_silent_clients_are_asked_again_when_their_message_has_expired():
+    strategy = mff.MimiC(**BASE)
+    _, federation = federate(strategy, 3, Unreliable(lambda c, t: None if t == 1 else "go on"), timeout=10.0)
+    assert participation(strategy.rows) == [[1] * N, [0] * N, [1] * N]
+    assert federation.clock.now() == 15.0  # the deadline, and the five seconds that a message outlives it
+    assert equals_the_simulator(strategy)
+
+
+def test_a_federation_that_can_only_wait_says_so():
+    with pytest.raises(UsageError, match="no client has an answer to send"):
+        federate(mff.MimiC(**(BASE | {"wait_for": 9})), 1)
+
+
+def test_a_grid_is_used_while_its_clients_run():
+    federation = mff.Federation(app(), N)
+    with federation.running():
+        pass
+    with pytest.raises(UsageError, match=r"federation\.running"):
+        mff.MimiC(**BASE).start(federation.grid, model_arrays(problem()[2])[0], 1)
+
+
+def test_a_network_goes_by_the_clock_of_the_machine(monkeypatch):
+    """Waits last one poll, or until the deadline if that is sooner."""
+    times = SimpleNamespace(now=100.0, slept=[])
+
+    def sleep(seconds):
+        times.slept.append(seconds)
+        times.now += seconds
+
+    monkeypatch.setattr("mimicfl.flower.clock.time", SimpleNamespace(monotonic=lambda: times.now, sleep=sleep))
+    clock = clock_of(SimpleNamespace(), None)
+    assert type(clock) is Clock
+    assert [clock.wait(100.5) for _ in range(4)] == [True, True, True, False]
+    assert times.slept == pytest.approx([0.2, 0.2, 0.1])
+    assert clock_of(SimpleNamespace(), 3.0).wait()
+    assert times.slept[-1] == 3.0
+    assert isinstance(clock_of(mff.Federation(app(), 1).grid, 3.0), SimulatedClock)
+
+
 def test_an_error_is_not_waited_for_and_says_why():
     def trouble(client, t):
         if (client, t) == (1, 1):
@@ -50,9 +129,9 @@ def test_an_error_is_not_waited_for_and_says_why():
         return "go on"
 
     strategy = mff.MimiC(**BASE)
-    federate(strategy, 3, Unreliable(trouble), timeout=30.0)
+    _, federation = federate(strategy, 3, Unreliable(trouble), timeout=30.0)
     assert strategy.rows[1]["failed"] == {"1": "its app raised an error: RuntimeError: out of memory"}
-    assert strategy.rows[1]["seconds"] < 10
+    assert federation.clock.now() == 0
     assert participation(strategy.rows) == [[1] * 5, [1, 0, 1, 1, 1], [1] * 5]
     assert equals_the_simulator(strategy)
 
@@ -60,27 +139,18 @@ def test_an_error_is_not_waited_for_and_says_why():
 @pytest.mark.parametrize("enough", [4, 0.8])
 def test_enough_answers_close_a_round(enough):
     strategy = mff.MimiC(enough=enough, **BASE)
-    federate(strategy, 2, Unreliable(lambda c, t: None if (c, t) == (4, 0) else "go on"), timeout=60.0)
+    _, federation = federate(strategy, 2, Unreliable(lambda c, t: None if (c, t) == (4, 0) else "go on"), timeout=60.0)
     assert strategy.rows[0]["answered"] == ["0", "1", "2", "3"]
     assert strategy.rows[0]["failed"] == {"4": "the round had enough answers"}
-    assert strategy.rows[0]["seconds"] < 20
+    assert federation.clock.now() == 0
 
 
 @pytest.mark.parametrize("policy", ["refuse", "count"])
 def test_late_answers(policy):
-    """Client 4's answer for round 0 arrives in round 1, in which it has not been asked."""
-    gate = threading.Event()
-
-    def trouble(client, t):
-        if (client, t) == (4, 0):
-            gate.wait(20)
-        if (client, t) == (0, 1):
-            gate.set()
-            threading.Event().wait(0.5)  # round 1 is still open when the late answer comes
-        return "go on"
-
+    """Client 4's answer for round 0 arrives in round 1, in which it has not been asked and which waits for client 0."""
+    delays = {(4, 0): 2.0, (0, 1): 1.0}
     strategy = mff.MimiC(late=policy, **BASE)
-    federate(strategy, 3, Unreliable(trouble), timeout=1.5, workers=3)
+    federate(strategy, 3, Unreliable(lambda c, t: delays.get((c, t), "go on")), timeout=1.5)
     rows = strategy.rows
     assert rows[0]["failed"] == {"4": "no answer in time"}
     assert "4" not in rows[1]["sent"]
@@ -122,15 +192,27 @@ def test_a_client_that_comes_back_under_another_node_id_keeps_its_correction():
     with federation.running() as grid:
         strategy.start(grid, model_arrays(problem()[2])[0], 4, 30.0)
     assert strategy.rows[1]["failed"] == {"3": "it went away and came back"}
-    assert strategy.rows[1]["seconds"] < 15  # the dead node was not waited for
+    assert federation.clock.now() == 0  # the dead node was not waited for
     assert participation(strategy.rows) == [[1] * 5, [1, 1, 1, 0, 1], [1] * 5, [1] * 5]
     assert strategy.form.clients == ["0", "1", "2", "3", "4"]
     assert equals_the_simulator(strategy)
 
 
 def test_by_node_id_a_client_that_comes_back_is_another():
+    nodes = []
+
+    def moves(client, t):
+        if (client, t) == (3, 1) and len(nodes) == 0:
+            nodes.append(federation.join({"partition-id": 3, "num-partitions": N}))
+            return None
+        return "go on"
+
+    federation = mff.Federation(Unreliable(moves), N)
     strategy = mff.MimiC(client_ids="node", **BASE)
-    federate(strategy, 1)
+    with federation.running() as grid:
+        strategy.start(grid, model_arrays(problem()[2])[0], 3, 30.0)
+    assert strategy.form.clients[-1] == f"node-{nodes[0]}"
+    assert len(strategy.form.clients) == N + 1
     assert all(client.startswith("node-") for client in strategy.form.clients)
 
 

@@ -1,4 +1,4 @@
-"""Flower's own simulation on Ray, driven by an availability pattern; skipped where Ray is not installed (flwr[simulation])."""
+"""Flower's own simulation on Ray, driven by an availability pattern."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,12 @@ from mimicfl.metrics.store import RunFolder
 
 from .problems import N, app, problem, simulated
 
-pytest.importorskip("ray")
-
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_pattern_drives_flowers_virtual_clients(tmp_path):
     from flwr.simulation import run_simulation
 
-    settings = {"num_rounds": 5, "lr": "geometric:0.05,0.8", "num_clients": N, "availability": "static:0.6", "seed": 2}
+    settings = {"num_rounds": 5, "timeout": 3600.0, "lr": "geometric:0.05,0.8", "num_clients": N, "availability": "static:0.6", "seed": 2}
     server = mff.server_app(lambda: problem()[2], folder=tmp_path / "run", **settings)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
     run_simulation(server_app=server, client_app=app(), num_supernodes=N, backend_config=resources)

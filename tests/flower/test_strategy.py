@@ -15,7 +15,7 @@ from mimicfl import UsageError
 from . import problems
 from .problems import LOCAL, N, app, federate, flat, model_arrays, problem, schedule, simulated
 
-OPTIONS = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "poll": 0.005}
+OPTIONS = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N}
 ALL = {
     "fedavg": mff.FedAvg,
     "fedprox": mff.FedProx,

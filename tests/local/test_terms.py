@@ -59,7 +59,9 @@ def test_gradients_shorter_than_the_limit_stay_as_they_are(digits, engine):
 @pytest.mark.parametrize("terms", [{"momentum": 0.7}, {"clip_norm": 0.5}], ids=str)
 def test_in_company_it_is_as_alone(terms):
     plan = mf.Experiment(rounds=3, engine="batched", **terms)
-    alone = mf.run(dataclasses.replace(plan, algorithm="mimic")).params
+    said = []
+    alone = mf.run(dataclasses.replace(plan, algorithm="mimic"), notice=said.append).params
+    assert said == ["engine batched"]
     beside = mf.compare(plan, ["fedavg", "mimic"], seeds=1)["mimic"][0].params
     torch.testing.assert_close(alone, beside, rtol=1e-5, atol=1e-6)
 

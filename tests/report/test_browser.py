@@ -76,7 +76,7 @@ FRAME = """
 
 def visit(page):
     command = [CHROMIUM, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", "--window-size=1400,1000", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 @pytest.fixture(scope="module")

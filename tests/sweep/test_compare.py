@@ -6,16 +6,9 @@ import pytest
 import torch
 
 import mimicfl as mf
-from mimicfl.algorithms import ALGORITHMS
 from mimicfl.metrics.store import RunFolder
 
 E = mf.Experiment(rounds=2, epochs=1, num_clients=6, availability="static:0.5")
-
-
-@pytest.fixture(autouse=True)
-def _names_as_they_were(monkeypatch):
-    """What a test registers is gone after it."""
-    monkeypatch.setattr(ALGORITHMS, "factories", dict(ALGORITHMS.factories))
 
 
 @dataclass(frozen=True)

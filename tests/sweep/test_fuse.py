@@ -17,6 +17,8 @@ from mimicfl.metrics.store import RunFolder
 from mimicfl.sweep import carry_out
 from mimicfl.sweep.fuse import groups
 
+from ..engine.native.problems import needs_compiler
+
 
 class Stop(Exception):
     pass
@@ -45,9 +47,12 @@ def test_fused_runs_end_as_they_do_alone(engine):
         assert [row["clients"] for row in together[name].rows] == [row["clients"] for row in alone.rows]
 
 
+@needs_compiler
 def test_native_runs_end_as_they_do_alone_to_the_bit():
     wanted = {name: dataclasses.replace(e, engine="native", dtype="float32") for name, e in plan().items()}
-    together = carry_out(wanted)
+    said = []
+    together = carry_out(wanted, notice=said.append)
+    assert said == ["engine native"]
     for name, e in wanted.items():
         assert torch.equal(together[name].params, mf.run(e).params)
 
@@ -173,6 +178,8 @@ def test_runs_with_fixed_lanes_end_as_they_do_alone_to_the_bit(lanes):
         for s in (0, 1)
         for p in (0.1, 0.2)
     }
-    together = carry_out(plan)
+    said = []
+    together = carry_out(plan, notice=said.append)
+    assert said == ["engine batched"]
     for name, e in plan.items():
         assert torch.equal(together[name].params, carry_out({name: e})[name].params)

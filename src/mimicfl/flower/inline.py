@@ -1,23 +1,25 @@
 """Flower's in-memory SuperLink with its clients in this process: the real grid and messages, no Ray, no network.
 
-For tests, for trying an app, and for availability studies at small scale. It speaks to Flower's simulation internals, which
-the version bound of the `flower` extra keeps in place.
+For tests, for trying an app, and for availability studies at small scale. Deadlines go by simulated time, see `clock.py`. It
+speaks to Flower's simulation internals, which the version bound of the `flower` extra keeps in place.
 """
 
 import contextlib
 import copy
 import logging
+import math
 import os
 import secrets
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import DEFAULT_TTL, Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
-from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID
+from flwr.common.constant import HEARTBEAT_INTERVAL_INF, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID, SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.task_pb2 import Task
 from flwr.server.superlink.linkstate import LinkStateFactory
 from flwr.server.superlink.linkstate.in_memory_linkstate import RunRecord
@@ -29,13 +31,78 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
-from ..errors import whole
+from ..errors import UsageError, whole
 from .client import hello
+from .clock import SimulatedClock
 from .wire import OURS, words
 
-PULL = 0.005
 log = logging.getLogger("flwr")
-Handler = Callable[[int, Message, Context], Message | None]
+
+
+@dataclass(frozen=True)
+class Delayed:
+    """A client's answer that arrives after so many simulated seconds."""
+
+    reply: Message
+    seconds: float
+
+
+Handler = Callable[[int, Message, Context], Message | Delayed | None]
+
+
+class InProcessGrid(InMemoryGrid):
+    """Flower's in-memory grid on simulated time; clients train when a message is pushed and have answered when one is pulled."""
+
+    def __init__(self, factory: LinkStateFactory, answer: Callable[[int, Message], Message | Delayed | None]) -> None:
+        super().__init__(factory)
+        self.clock, self.answer = SimulatedClock(), answer
+        self.pool: ThreadPoolExecutor | None = None
+        self.training: list[Future[Message | Delayed | None]] = []
+        self.unanswered: dict[str, int] = {}  # message -> the event of its expiry
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        if self.pool is None:
+            raise UsageError("clients answer inside `with federation.running() as grid` only; start the strategy there")
+        lifetimes = []
+        for message in (messages := list(messages)):
+            lifetimes.append(message.metadata.ttl)
+            message.metadata.ttl = DEFAULT_TTL  # the SuperLink counts in real time: it must not expire any
+        taken = set(super().push_messages(messages))
+        for message, seconds in zip(messages, lifetimes, strict=True):
+            if message.metadata.message_id in taken:
+                self.training.append(self.pool.submit(self.answer, message.metadata.dst_node_id, message))
+                expired = Message(Error(code=ErrorCode.MESSAGE_UNAVAILABLE), reply_to=message)
+                self.unanswered[message.metadata.message_id] = self.clock.after(seconds, partial(self._store, expired))
+        return taken
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        done, self.training = self.training, []
+        for future in done:
+            found = future.result()
+            if isinstance(found, Delayed):
+                self.clock.after(found.seconds, partial(self._store, found.reply))
+            elif found is not None:  # None: the client dropped out without an answer
+                self._store(found)
+        return super().pull_messages(message_ids)
+
+    def _store(self, reply: Message) -> None:
+        """Keep the first answer to a message; its expiry counts as one."""
+        expiry = self.unanswered.pop(reply.metadata.reply_to_message_id, None)
+        if expiry is not None:
+            self.clock.cancel(expiry)
+            reply.metadata.__dict__["_message_id"] = secrets.token_hex(16)
+            self.state.store_message_res(reply)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """For Flower's own round loop, whose timeout goes by simulated time as well."""
+        missing = set(self.push_messages(messages))
+        deadline = self.clock.now() + (math.inf if timeout is None else timeout)
+        replies: list[Message] = []
+        while True:
+            replies += self.pull_messages(missing)
+            missing -= {reply.metadata.reply_to_message_id for reply in replies}
+            if not missing or not self.clock.wait(deadline):
+                return replies
 
 
 class Federation:
@@ -52,12 +119,11 @@ class Federation:
         self.state.task_store[run.primary_task_id] = Task(task_id=run.primary_task_id, run_id=run.run_id)  # type: ignore[attr-defined]
         # Messages are stamped with the process's task: there is one federation at a time in a process.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run.run_id, SUPERLINK_NODE_ID
-        self.grid: Grid = InMemoryGrid(factory, pull_interval=PULL)
+        self.grid = InProcessGrid(factory, self._answer)
         self.grid.set_run(run)
         self.app = client_app
         self.node_config = dict(node_config or {})
         self.contexts: dict[int, Context] = {}
-        self.stop = threading.Event()
         for number in range(whole("num_clients", num_clients)):
             self.join({"partition-id": number, "num-partitions": num_clients})
 
@@ -68,40 +134,35 @@ class Federation:
         self.state.acknowledge_node_heartbeat(node_id=node, heartbeat_interval=never)
         settings = self.node_config | config
         self.contexts[node] = Context(run_id=self.run_id, node_id=node, node_config=settings, state=RecordDict(), run_config={})
+        self.clock.after(0.0, lambda: None)  # an event: a server that waits looks who is online
         return int(node)
+
+    @property
+    def clock(self) -> SimulatedClock:
+        return self.grid.clock
 
     @contextlib.contextmanager
     def running(self, workers: int = 1) -> Iterator[Grid]:
         """Clients answer while the block runs."""
-        with ThreadPoolExecutor(workers + 1) as pool:
-            watching = pool.submit(self._serve, pool)
+        with ThreadPoolExecutor(workers) as pool:
+            self.grid.pool = pool
             try:
                 yield self.grid
             finally:
-                self.stop.set()
-                watching.result()
+                self.grid.pool = None
 
-    def _serve(self, pool: ThreadPoolExecutor) -> None:
-        while not self.stop.is_set():
-            for node in list(self.contexts):
-                for message in self.state.get_message_ins(node_id=node, limit=1):
-                    pool.submit(self._answer, node, message)
-            self.stop.wait(PULL)
-
-    def _answer(self, node: int, message: Message) -> None:
+    def _answer(self, node: int, message: Message) -> Message | Delayed | None:
         context = self.contexts[node]
         message = copy.deepcopy(message)  # as after a network: what a client does to its letter is its own affair
         try:
             reply = self.app(message, context) if isinstance(self.app, ClientApp) else self.app(node, message, context)
         except Exception as error:
             log.debug("client at node %s", node, exc_info=True)
-            reply = Message(Error(code=2, reason=f"{type(error).__name__}: {error}"), reply_to=message)
+            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         greeted = isinstance(self.app, ClientApp) and "hello" in words(message.content, OURS)
-        if greeted and reply is not None and (reply.has_error() or "client-id" not in words(reply.content, OURS)):
-            reply = hello(message, context)  # an app that does not say who it is: its place here is known
-        if reply is not None:  # None: the client has gone without a word
-            reply.metadata.__dict__["_message_id"] = secrets.token_hex(16)
-            self.state.store_message_res(reply)
+        if greeted and isinstance(reply, Message) and (reply.has_error() or "client-id" not in words(reply.content, OURS)):
+            return hello(message, context)  # an app that does not say who it is: its place here is known
+        return reply
 
 
 def simulate(

@@ -44,6 +44,7 @@ class Loop:
         self.train_config, self.evaluate_config = dict(train_config or {}), evaluate_config or ConfigRecord()
         self.evaluate_fn = evaluate_fn
         self.post = Post(grid, strategy.poll)
+        self.clock = self.post.clock  # deadlines go by it; the seconds of a row are the machine's
         self.roster = Roster(grid, self.post, strategy.ask_names)
         self.result = Result()
 
@@ -108,25 +109,27 @@ class Loop:
         need = max(s.wait_for if t == 0 else 1, s.min_train_nodes)
         if self.present is not None:
             need = s.num_clients or 1  # virtual clients are always online; the pattern decides who is asked
-        began = said = time.monotonic()
+        began = said = self.clock.now()
+        give_up = math.inf if s.patience is None else began + s.patience
         while True:
             self.look()
             # Whose late answer is counted in this round is not asked again in it.
             idle = {client: node for client, node in self.roster.idle().items() if client not in self.now.updates}
-            waited = time.monotonic() - began
+            now = self.clock.now()
             # At the start everybody who is online may first say who it is; later, a newcomer delays nobody.
-            greeting = t == self.first and waited < self.timeout and any(sent.kind == "hello" for sent in self.post.under_way.values())
-            if len(idle) + len(self.now.updates) >= need and not greeting:
+            greeting = t == self.first and any(sent.kind == "hello" for sent in self.post.under_way.values())
+            greeted = began + self.timeout if greeting else now
+            if len(idle) + len(self.now.updates) >= need and now >= greeted:
                 break
-            if s.patience is not None and waited > s.patience:
+            if now >= give_up:
                 raise UsageError(
                     f"waited {s.patience:g} s for {need} idle client(s), {len(idle)} are there: start SuperNodes, or lower wait_for; "
                     "what was trained is kept"
                 )
-            if time.monotonic() - said > SAY_EVERY:
-                said = time.monotonic()
+            if now - said > SAY_EVERY:
+                said = now
                 log.info("round %s waits for %s idle client(s): %s are there, %s busy", t + 1, need, len(idle), len(self.post.busy))
-            time.sleep(self.post.poll)
+            self.clock.wait(min(give_up, greeted if now < greeted else math.inf))
         self.now.began = time.monotonic()
         if self.present is not None:
             there = {str(i) for i in np.flatnonzero(self.present[t])}
@@ -139,7 +142,7 @@ class Loop:
     def exchange(self, clients: dict[str, int]) -> None:
         """Letters out, answers in, and what they come to."""
         s, now = self.s, self.now
-        deadline = now.began + self.timeout
+        deadline = self.clock.now() + self.timeout
         admitted = [client for client in clients if self._admit(client)]
         asked, letters = s.ask(now.t, admitted, s.form.arrays(), self.train_config)
         sent = {client: Sent(clients[client], client, "train", now.t, asked) for client in letters}
@@ -153,7 +156,7 @@ class Loop:
         enough = self._enough(len(sent))
         while now.waiting and now.on_time < enough:
             self.look()
-            if not now.waiting or now.on_time >= enough or not self.post.rest(deadline):
+            if not now.waiting or now.on_time >= enough or not self.clock.wait(deadline):
                 break
         closed = "the round had enough answers" if now.on_time >= enough else "no answer in time"
         now.failed |= dict.fromkeys(now.waiting, closed)
@@ -230,10 +233,11 @@ class Loop:
             {s.arrayrecord_key: self.result.arrays, s.configrecord_key: ConfigRecord(dict(self.evaluate_config) | {"server-round": t + 1})}
         )
         self.post.send([(content, Sent(idle[c], c, "evaluate", t)) for c in names], MessageType.EVALUATE, self.timeout + 5)
-        deadline, replies = time.monotonic() + self.timeout, []
-        while any(sent.kind == "evaluate" and sent.t == t for sent in self.post.under_way.values()):
+        deadline, replies = self.clock.now() + self.timeout, []
+        while True:
             replies += [reply for sent, reply in self.look("evaluate") if sent.t == t]
-            if not self.post.rest(deadline):
+            under_way = any(sent.kind == "evaluate" and sent.t == t for sent in self.post.under_way.values())
+            if not under_way or not self.clock.wait(deadline):
                 break
         found = s.aggregate_evaluate(t + 1, replies) if any(not r.has_error() for r in replies) else None
         if found is not None:

@@ -4,13 +4,13 @@ An answer is known by the message it replies to, never by who seems to have sent
 its own id. A node with a letter under way is busy and gets no second one, so nobody works through rounds long gone.
 """
 
-import time
 from dataclasses import dataclass
 from typing import Any
 
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.superlink.grid import InMemoryGrid
+
+from .clock import clock_of
 
 REASONS = {
     1: "its app could not be loaded",
@@ -37,8 +37,7 @@ class Post:
     """The push and pull side of a grid."""
 
     def __init__(self, grid: Grid, poll: float | None = None) -> None:
-        self.grid = grid
-        self.poll = poll or (0.02 if isinstance(grid, InMemoryGrid) else 0.2)
+        self.grid, self.clock = grid, clock_of(grid, poll)
         self.under_way: dict[str, Sent] = {}
 
     def send(self, letters: list[tuple[RecordDict, Sent]], message_type: str, ttl: float | None = None) -> list[Sent]:
@@ -76,13 +75,6 @@ class Post:
         for message in gone:
             del self.under_way[message]
         return list(gone.values())
-
-    def rest(self, until: float) -> bool:
-        """Wait for one poll, but not beyond `until` (monotonic); False when the time is up."""
-        left = until - time.monotonic()
-        if left > 0:
-            time.sleep(min(self.poll, left))
-        return left > 0
 
 
 def reason(reply: Message) -> str:

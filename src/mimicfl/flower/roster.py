@@ -5,7 +5,6 @@ not answer is known by its node id, which stays the same across restarts only wh
 """
 
 import logging
-import time
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -29,9 +28,10 @@ class Roster:
 
     def refresh(self) -> None:
         """Look who is online and greet the new ones; answers to the greeting come through `hear`."""
-        if time.monotonic() - self.looked < 5 * self.post.poll:
+        clock = self.post.clock
+        if clock.now() - self.looked < 5 * clock.poll:
             return  # answers are looked for more often than newcomers
-        self.looked = time.monotonic()
+        self.looked = clock.now()
         self.online = set(self.grid.get_node_ids())
         greeted = {sent.node for sent in self.post.under_way.values() if sent.kind == "hello"}
         new = sorted(self.online - self.names.keys() - greeted)

@@ -7,7 +7,6 @@ and the threshold stays the number it was at the beginning. The argument is in d
 
 import logging
 import math
-import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -123,7 +122,7 @@ class SecureRound:
         letters = [(m.content, Sent(m.metadata.dst_node_id, self.names[m.metadata.dst_node_id], "secure", now.t, stage)) for m in messages]
         for content, _ in letters:
             self.loop.count_down(content)
-        until = time.monotonic() + self.loop.timeout
+        until = post.clock.now() + self.loop.timeout
         waiting = {sent.client for _, sent in letters} - {
             sent.client for sent in post.send(letters, MessageType.TRAIN, self.loop.timeout + 5)
         }
@@ -134,7 +133,7 @@ class SecureRound:
                     waiting.discard(sent.client)
                     if self._fine(sent, reply, stage):
                         good.append(reply)
-            if waiting and not post.rest(until):
+            if waiting and not post.clock.wait(until):
                 break
         self.why |= dict.fromkeys(waiting, f"no answer in time while {STAGES[stage]}")
         return good

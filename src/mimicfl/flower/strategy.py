@@ -5,7 +5,6 @@ their own round loop (`loop.py`) behind the same `start(grid, initial_arrays, nu
 """
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +56,7 @@ class Federated(FlowerFedAvg):
     availability   a pattern that decides who is asked when, for studies in Flower's simulation; label-correlated ones need
                    class_counts [N, classes]
     patience       seconds to wait for clients before giving up; None: for ever
-    poll           seconds between looks for answers; None: 0.2 on a network, 0.02 in memory
+    poll           seconds between looks for answers; None: 0.2 on a network, 0.02 in Flower's simulation
     client_ids     "hello": ask nodes who they are; "node": go by node id, which authentication keys make stable
     form           an object that holds the state, see `ServerForm`; others: `ClientForm`, `SecureForm`
     Further options are those of Flower's FedAvg.
@@ -198,7 +197,7 @@ class Federated(FlowerFedAvg):
                 roster.hear(sent, reply)
             if len(idle := roster.idle()) >= need and not post.under_way:
                 break
-            time.sleep(post.poll)
+            post.clock.wait()
         asked, letters = self.ask(server_round - 1, sorted(idle), arrays, config)
         self._asked = {}
         messages = []

@@ -16,6 +16,7 @@ from mimicfl.local.losses import as_loss
 from mimicfl.params import flatten
 from mimicfl.runner import resume
 
+from ...conftest import run_on
 from ..models import Moody, accuracy_with_dropout
 from .problems import assert_close, needs_compiler
 
@@ -37,7 +38,7 @@ def images():
 def test_all_algorithms_equal_the_plain_engine(images, algorithm, update):
     arguments = {**images, "algorithm": algorithm, "availability": "static:0.5,warm_start=true", "rounds": 4, "update": update}
     local = mf.LocalSGD(epochs=2, batch_size=16, lr=0.05)
-    native, plain = (mf.simulate(**arguments, local=local, engine=engine, global_lr=0.02) for engine in ("native", "plain"))
+    native, plain = (run_on(engine, **arguments, local=local, global_lr=0.02) for engine in ("native", "plain"))
     assert_close(native.params, plain.params, 1e-4)
     for ours, theirs in zip(native.rows, plain.rows, strict=True):
         assert ours["test_loss"] == pytest.approx(theirs["test_loss"], rel=1e-4)
@@ -49,8 +50,7 @@ def test_threads_change_nothing(images):
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        results.append(mf.simulate(**images, availability="static:0.7", rounds=3, engine="native").params)
-    torch.set_num_threads(1)
+        results.append(run_on("native", **images, availability="static:0.7", rounds=3).params)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -59,7 +59,8 @@ def test_augmented_images_equal_the_plain_engine():
     x, y = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8), torch.arange(60) % 4
     data = mf.Data(x, y, x, y, augment=True, mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4))
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 4))
-    runs = [mf.simulate(model, data, mf.partition.iid(y, 4), rounds=2, engine=engine).params for engine in ("native", "plain")]
+    given = {"model": model, "data": data, "split": mf.partition.iid(y, 4), "rounds": 2}
+    runs = [run_on(engine, **given).params for engine in ("native", "plain")]
     assert_close(*runs, 1e-4)
 
 
@@ -209,7 +210,9 @@ def test_a_stopped_native_run_ends_bit_equal(tmp_path, monkeypatch):
             raise Stop
 
     e = mf.Experiment(rounds=8, availability="static:0.3", engine="native", checkpoint_every=2)
-    whole = mf.run(e, tmp_path / "whole")
+    said = []
+    whole = mf.run(e, tmp_path / "whole", notice=said.append)
+    assert said == ["engine native"]
     with pytest.raises(Stop):
         mf.run(e, tmp_path / "stopped", stop)
     again = resume(tmp_path / "stopped")

@@ -1,0 +1,73 @@
+"""Time as the round loop sees it: the machine's clock on a network, simulated time in an in-process federation."""
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+from flwr.serverapp import Grid
+from flwr.superlink.grid import InMemoryGrid
+
+from ..errors import UsageError
+
+
+class Clock:
+    """The machine's clock; whoever waits polls for answers every `poll` seconds."""
+
+    def __init__(self, poll: float) -> None:
+        self.poll = poll
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait(self, until: float = math.inf) -> bool:
+        """Wait until there may be something new, at most until `until`; False if that time had already come."""
+        left = until - self.now()
+        if left > 0:
+            time.sleep(min(self.poll, left))
+        return left > 0
+
+
+class SimulatedClock(Clock):
+    """Simulated time: it passes only while the server waits, and jumps to the next event or to the deadline.
+
+    Training takes no simulated time, so a client misses a deadline only if its answer is delayed or never sent, however busy the
+    machine is. A wait for a deadline costs no real time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(poll=0.0)
+        self._now, self._numbers = 0.0, itertools.count()
+        self._events: dict[int, tuple[float, Callable[[], None]]] = {}
+
+    def now(self) -> float:
+        return self._now
+
+    def after(self, seconds: float, action: Callable[[], None]) -> int:
+        """Call `action` when so many seconds have passed; the event's number cancels it."""
+        number = next(self._numbers)
+        self._events[number] = (self._now + seconds, action)
+        return number
+
+    def cancel(self, number: int) -> None:
+        self._events.pop(number, None)
+
+    def wait(self, until: float = math.inf) -> bool:
+        if until <= self._now:
+            return False
+        moment = min([until, *(due for due, _ in self._events.values())])
+        if moment == math.inf:
+            raise UsageError("the server waits for clients, but no client has an answer to send; lower wait_for, or set patience")
+        self._now = moment
+        for number in [number for number, (due, _) in self._events.items() if due <= moment]:
+            if number in self._events:  # not cancelled by one of the others
+                self._events.pop(number)[1]()
+        return True
+
+
+def clock_of(grid: Grid, poll: float | None) -> Clock:
+    """The clock that a grid brings along, or the machine's."""
+    found = getattr(grid, "clock", None)
+    if isinstance(found, Clock):
+        return found
+    return Clock(poll or (0.02 if isinstance(grid, InMemoryGrid) else 0.2))
