@@ -12,13 +12,13 @@ class Entry:
 
     module: str
     spread: bool = True
-    patience: float = 5.0
+    patience: float = 10.0
 
 
 PARTS = {
     "command lines": Entry("soak.fuzz_lines"),
     "API calls": Entry("soak.fuzz_calls"),
     "engine comparisons": Entry("soak.engines"),
-    "kills": Entry("soak.kills", patience=10.0),
+    "kills": Entry("soak.kills", patience=15.0),
     "long runs": Entry("soak.long", spread=False, patience=30.0),  # it measures memory and time: one at a time
 }

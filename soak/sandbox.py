@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 MEMORY = 8 << 30  # bytes of address space: a request for more must end as an error, not take the machine with it
-HANG = 90.0  # seconds after which a trial counts as hung: the slowest sound one takes about five
+BUSY = 60  # seconds of processor time after which a trial counts as hung: the slowest sound one takes about five
+HANG = 300.0  # seconds of any time, for one that waits; long, since a loaded machine may be slow to serve it
 GRACE = 3.0  # seconds in which helper processes may notice that their parent has ended
 
 
@@ -35,8 +36,8 @@ class Ended:
     @property
     def trouble(self) -> str:
         """What no trial may do, whatever it was asked; nothing where all is well."""
-        if self.code is None:
-            return f"hang: no end after {HANG:.0f} s"
+        if self.code is None or self.code == -signal.SIGXCPU:
+            return "hang: no end after " + (f"{HANG:.0f} s" if self.code is None else f"{BUSY} s of work")
         if self.code < 0:
             return f"crash: {signal.Signals(-self.code).name}"
         if "Traceback (most recent call last)" in self.err:
@@ -64,6 +65,7 @@ def _child(work: Callable[[], Any], folder: Path, out: int, err: int, answer: in
         os.chdir(folder)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(out, 1), os.dup2(err, 2)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (BUSY, BUSY + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         warnings.simplefilter("error")  # a warning of NumPy or PyTorch is no sentence for a user
         found = work()
