@@ -2,13 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test soak lint docs clean
 
 demo: .venv/ready
 	$(BIN)/mimicfl demo
 
 test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2
+
+# Random use in search of failures, for a few minutes or as long as you like: make soak MINUTES=30
+MINUTES ?= 3
+SEED ?= 0
+soak: .venv/ready-dev
+	$(BIN)/python -m soak --minutes $(MINUTES) --seed $(SEED)
 
 lint: .venv/ready-dev
 	$(BIN)/ruff check .

@@ -1,0 +1,45 @@
+"""The runner of the soak: whatever a part does, it ends in a table."""
+
+import pytest
+
+from soak import table
+from soak.parts import Entry
+from soak.runner import run
+
+from .odd_part import DIES, FAILS, HANGS, NOTHING
+
+
+def found(tmp_path, seed, trials=3, patience=10.0):
+    return run({"odd": Entry("tests.soak.odd_part", patience=patience)}, seed, 0.0, trials, tmp_path, lambda _: None, every=0.05)
+
+
+def test_trials_are_counted_and_numbered(tmp_path):
+    outcomes = found(tmp_path, FAILS)
+    assert [outcome.seed for outcome in outcomes] == [FAILS, FAILS + 1, FAILS + 2]
+    assert table.lines(outcomes, ["odd"])[0] == ("odd", "3", "1", "0", "2", "good 1")
+
+
+def test_failures_of_one_kind_are_one_paragraph_with_a_reproduction(tmp_path):
+    (paragraph,) = table.failures(found(tmp_path, FAILS))
+    assert f"{FAILS + 1}, {FAILS + 2}" in paragraph
+    assert "do it again" in paragraph
+    assert "very bad" in table.markdown(found(tmp_path, FAILS), ["odd"], "heading")
+
+
+@pytest.mark.parametrize(("seed", "reason", "last"), [(DIES, "ended with 7", DIES + 1), (NOTHING, "tried nothing", NOTHING)])
+def test_a_part_that_dies_or_does_nothing_has_failed(tmp_path, seed, reason, last):
+    failed = [outcome for outcome in found(tmp_path, seed) if outcome.verdict == "failed"]
+    assert [outcome.seed for outcome in failed] == [last]
+    assert reason in failed[0].detail
+
+
+def test_a_part_that_hangs_is_ended_and_has_failed(tmp_path):
+    outcomes = found(tmp_path, HANGS, patience=0.5)
+    assert [(outcome.verdict, outcome.seed) for outcome in outcomes] == [("ok", HANGS), ("failed", HANGS + 1)]
+    assert "no outcome" in outcomes[-1].detail
+
+
+def test_a_module_that_is_missing_has_failed(tmp_path):
+    (outcome,) = run({"odd": Entry("tests.soak.nowhere")}, 0, 0.0, 1, tmp_path, lambda _: None, every=0.05)
+    assert outcome.verdict == "failed"
+    assert "nowhere" in outcome.detail
