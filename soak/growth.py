@@ -61,7 +61,12 @@ def many_clients(num_clients: int, rounds: int, partition: str, availability: st
         model, data, split, algorithm, availability, rounds, local=local, seed=seed, progress=lambda *_: marks.append(time.process_time())
     )
     assert len(history.rows) == rounds
-    stages = {"partition": cut - began, "first round": marks[0] - cut, "later rounds": marks[-1] - marks[0], "end": time.process_time() - marks[-1]}
+    stages = {
+        "partition": cut - began,
+        "first round": marks[0] - cut,
+        "later rounds": marks[-1] - marks[0],
+        "end": time.process_time() - marks[-1],
+    }
     return {"stages": stages, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before["memory"]}
 
 

@@ -43,7 +43,9 @@ class Job:
             grid.write_text(dumps(self.settings | {"engine": self.engine}) + self._grid(), encoding="utf-8")
             return ["sweep", str(grid), "--out", str(out)]
         options = [part for key, value in self.settings.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-        which = ["--algorithm", self.algorithms[0]] if self.command == "run" else ["--algorithms", *self.algorithms, "--seeds", str(self.seeds)]
+        which = (
+            ["--algorithm", self.algorithms[0]] if self.command == "run" else ["--algorithms", *self.algorithms, "--seeds", str(self.seeds)]
+        )
         return [self.command, *options, *which, "--engine", self.engine, "--out", str(out)]
 
     def _grid(self) -> str:
@@ -83,7 +85,7 @@ def draw(command: str, engine: str, variant: int) -> Job:
     algorithms = [str(name) for name in chance.choice(ALGORITHMS, size=count, replace=False)]
     if engine == "batched" and command != "run":
         engine = "batched:8"  # with its lanes fixed a run does not depend on those beside it
-    return Job(command, engine, settings, algorithms, 1 if command == "compare" else 2, 2 if processes else 1)
+    return Job(command, engine, settings, algorithms, 2 if command == "sweep" and not processes else 1, 2 if processes else 1)
 
 
 @dataclass

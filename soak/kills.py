@@ -96,24 +96,26 @@ class Trial:
             return
         more = self.chance.choice([*ACTIONS, WORKER], size=int(self.chance.integers(0, 4)))
         for action in [self.action, *(str(each) for each in more if each != "full disk")]:
-            self._strike(action)
+            if not self._strike(action):
+                break
             if self.problems:
                 return
         self._finish()
 
-    def _strike(self, action: str) -> None:
-        fresh = self.chance.random() < FRESH
-        process = self._launch(fresh)
+    def _strike(self, action: str) -> bool:
+        """Start the command and disturb it; False if it has finished."""
+        fresh = bool(self.chance.random() < FRESH)
+        resume = self.chance.random() < 0.4 and any(self.out.rglob("config.toml"))
+        process = self._launch(resume, fresh)
         try:
-            if fresh and not _imports(process):
-                return
             moment = self._moment(fresh)
             self.story[-1] += f", {action} {moment}"
-            if moment.wait(process, [self.out, self.cache], HANGS):
+            if (not fresh or _imports(process)) and moment.wait(process, [self.out, self.cache], HANGS):
                 self._act(process, action)
             else:
                 self.story[-1] += " (ended before)"
                 self._judge(process, "")
+            return process.status != 0
         finally:
             process.close()
 
@@ -183,7 +185,9 @@ class Trial:
             if limited and mounted:
                 make_room(disk)
             process = self._launch(limits={"RLIMIT_FSIZE": max(4096, int(share * largest))} if limited else {})
-            self.story[-1] += f", files of at most {share:.2f} of what is needed" if limited else f", {share:.2f} of the room that is needed"
+            self.story[-1] += (
+                f", files of at most {share:.2f} of what is needed" if limited else f", {share:.2f} of the room that is needed"
+            )
             try:
                 self._judge(process, "full disk")
             finally:
@@ -193,19 +197,18 @@ class Trial:
             if not self.problems:
                 self._finish()
 
-    def _launch(self, fresh: bool = False, again: bool = False, limits: dict[str, int] | None = None) -> Process:
-        """Start the command, or `resume` where there is something to resume."""
-        arguments = self.job.arguments(self.out, self.folder / "files")
-        if not again and self.chance.random() < 0.4 and any(self.out.rglob("config.toml")):
-            arguments = ["resume", str(self.out)]
+    def _launch(self, resume: bool = False, fresh: bool = False, limits: dict[str, int] | None = None) -> Process:
+        """Start the command, or `mimicfl resume` on its folder."""
+        arguments = ["resume", str(self.out)] if resume else self.job.arguments(self.out, self.folder / "files")
         self.story.append(arguments[0] + " in a new interpreter" * fresh)
         environment = {"MIMICFL_CACHE": str(self.cache), "TMPDIR": str(self.folder / "tmp")}
         return self.server.start(arguments, threads=self.job.threads, fresh=fresh, environment=environment, limits=limits)
 
     def _finish(self) -> None:
-        """Undisturbed to the end: resumed or started again, and once more with the command itself."""
-        for again in (False, True):
-            process = self._launch(again=again)
+        """Undisturbed to the end: the command itself, perhaps after `resume`."""
+        resume = self.chance.random() < 0.5 and any(self.out.rglob("config.toml"))
+        for resumed in [True, False] if resume else [False]:
+            process = self._launch(resumed)
             try:
                 self._judge(process, "")
             finally:

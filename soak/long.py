@@ -119,7 +119,9 @@ class Rounds(Trial):
         if first > ENOUGH:
             self.expect(last < TOO_MUCH * first, f"the last tenth takes {last:.2f} s of CPU, the first {first:.2f} s")
             self.expect(found["resume"] < 5 * first, f"resuming takes {found['resume']:.2f} s of CPU, a tenth of the run {first:.2f} s")
-            self.expect(found["again"] < 5 * first, f"reading the end takes {found['again']:.2f} s of CPU, a tenth of the run {first:.2f} s")
+            self.expect(
+                found["again"] < 5 * first, f"reading the end takes {found['again']:.2f} s of CPU, a tenth of the run {first:.2f} s"
+            )
 
 
 class Clients(Trial):
@@ -139,7 +141,7 @@ class Clients(Trial):
         pattern = str(self.chance.choice(patterns))
         self.what = f"{clients:,} clients: {common} {pattern}"
         few, many = (self._measure(n, pattern, common) for n in (clients // 10, clients))
-        self.what += f"; seconds of CPU {({key: round(value, 2) for key, value in many['stages'].items()})}, {many['memory']:,} bytes"
+        self.what += f"; seconds of CPU { ({key: round(value, 2) for key, value in many['stages'].items()}) }, {many['memory']:,} bytes"
         self.expect(many["memory"] < SLACK + CLIENT * clients, f"{clients:,} clients take {many['memory']:,} bytes")
         for stage, seconds in many["stages"].items():
             allowed = 10 * TOO_MUCH * few["stages"][stage]
@@ -167,7 +169,9 @@ class Runs(Trial):
         if many["cpu"] > ENOUGH:
             allowed = TOO_MUCH * runs / max(2, runs // 10) * few["cpu"]
             self.expect(many["cpu"] < allowed, f"{runs} runs take {many['cpu']:.1f} s of CPU, a tenth of them {few['cpu']:.1f} s")
-            self.expect(again["cpu"] < many["cpu"], f"{runs} finished runs take {again['cpu']:.1f} s of CPU, the first time {many['cpu']:.1f} s")
+            self.expect(
+                again["cpu"] < many["cpu"], f"{runs} finished runs take {again['cpu']:.1f} s of CPU, the first time {many['cpu']:.1f} s"
+            )
         self.expect(many["memory"] < few["memory"] + SLACK + 500_000 * runs, f"{runs} runs take {many['memory']:,} bytes")
         return runs
 
