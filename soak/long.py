@@ -1,6 +1,6 @@
 """Long runs: 20,000 rounds, 100,000 clients, a sweep of 500 runs. Memory, open files and time per round must not grow with them.
 
-The trials with the seeds 0, 1 and 2 are a hundredth of that size; they check everything but the time, which means nothing on so little work.
+The trials with the seeds 0, 1 and 2 are a hundredth of that size; they check everything but the time.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from typing import Any
 from mimicfl.seeds import stream
 
 from .jobs import ALGORITHMS
-from .outcome import Outcome
+from .outcome import Outcome, Verdict
 from .processes import TICK, Process, Server
 
 SMALL = 3  # so many trials are small
@@ -62,10 +62,12 @@ class Trial:
             self.problems.append(str(error))
             count = 0
         again = f"python -m soak long --seed {self.seed} --trials 1"
-        verdict, counts = "failed" if self.problems else "ok", {self.counted: count}
+        verdict: Verdict = "failed" if self.problems else "ok"
         if not self.problems:
             shutil.rmtree(self.folder)
-        return Outcome("long runs", verdict, self.seed, self.what, "; ".join(self.problems), again if self.problems else "", counts)
+        return Outcome(
+            "long runs", verdict, self.seed, self.what, "; ".join(self.problems), again if self.problems else "", {self.counted: count}
+        )
 
     def play(self) -> int:
         raise NotImplementedError

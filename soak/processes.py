@@ -31,11 +31,11 @@ class Process:
     """A command that runs, or has ended and still holds its pid."""
 
     def __init__(self, server: "Server", pid: int, stdout: Path, stderr: Path) -> None:
-        self.server, self.pid, self.status = server, pid, None
+        self.server, self.pid = server, pid
+        self.status: int | None = None
         self.files = stdout, stderr
         self.began = time.monotonic()
         self.took = 0.0
-        self.status: int | None
 
     def wait(self, seconds: float) -> int | None:
         """The status (a signal as a negative number), or None if it still runs after so many seconds."""
