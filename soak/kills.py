@@ -29,7 +29,9 @@ ENGINES = ("workers", "native", "plain", "batched", "auto")
 COMMANDS = ("run", "compare", "sweep")
 ACTIONS = ("SIGKILL", "SIGINT", "full disk", "SIGTERM", "SIGSTOP SIGKILL", "SIGINT SIGINT", "SIGHUP", "SIGSTOP SIGCONT")
 ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 129}, "SIGCONT": {0}}
-ENDINGS = ["config.toml", ".part", ".part", "rows.jsonl", "rows.jsonl", "checkpoint.safetensors", "final.safetensors", "report.html"]
+# Files whose changes are waited for, and how many changes at the most.
+ENDINGS = {"config.toml": 1, "env.json": 1, ".part": 8, "rows.jsonl": 8, "checkpoint.safetensors": 4, "final.safetensors": 1}
+REPORTS = {"report.html": 1, ".png": 2}
 WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
 HANGS = 300.0  # seconds without an end after which a command hangs
@@ -122,7 +124,8 @@ class Trial:
     def _moment(self, fresh: bool) -> moments.Moment:
         if self.cache.parent == self.folder and self.chance.random() < 0.7:  # while the compiler runs
             return moments.Moment(float(self.chance.uniform(0, 1)), ".lock")
-        return moments.draw(self.chance, self.duration + 2 * fresh, ENDINGS)
+        endings = ENDINGS if self.job.command == "run" else ENDINGS | REPORTS
+        return moments.draw(self.chance, self.duration + 2 * fresh, endings)
 
     def _act(self, process: Process, action: str) -> None:
         """Send the signals, and see how the command ends."""

@@ -39,11 +39,15 @@ class Moment:
         return process.wait(self.seconds) is None
 
 
-def draw(chance: np.random.Generator, duration: float, endings: list[str]) -> Moment:
-    """Half of the moments are aimed at a file, half fall anywhere in the time that the whole command takes."""
+def draw(chance: np.random.Generator, duration: float, endings: dict[str, int]) -> Moment:
+    """Half of the moments are aimed at a file, half fall anywhere in the time that the whole command takes.
+
+    `endings` says how many changes to wait for at the most.
+    """
     if chance.random() < 0.5:
         return Moment(float(chance.uniform(0, duration)))
-    return Moment(float(chance.choice([0, chance.uniform(0, 0.005)])), str(chance.choice(endings)), int(chance.integers(1, 7)))
+    ending = str(chance.choice(list(endings)))
+    return Moment(float(chance.choice([0, chance.uniform(0, 0.005)])), ending, int(chance.integers(1, endings[ending] + 1)))
 
 
 def _state(folders: list[Path], ending: str) -> State:

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch._dynamo  # what the batched engine would import in every child
 
-import mimicfl.cli.main
+import mimicfl.cli.main  # noqa: F401  here, since the command imports it only when it is called
+import mimicfl_command
 
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INSTALLED = "import sys; from mimicfl_command import main; sys.exit(main())"  # what the installed command does
@@ -59,9 +60,7 @@ def obey(order: dict[str, Any]) -> int:
     if order["fresh"]:
         return _fresh(order)
     torch.set_num_threads(order["threads"])
-    call = order.get("call")
-    begin = (lambda: _call(call, order)) if call else lambda: mimicfl.cli.main.main(order["arguments"])
-    return _begin(begin)
+    return _begin((lambda: _call(order)) if order["call"] else lambda: _command(order["arguments"]))
 
 
 def _begin(begin: Callable[[], int]) -> int:
@@ -73,9 +72,14 @@ def _begin(begin: Callable[[], int]) -> int:
     return begin()
 
 
-def _call(name: str, order: dict[str, Any]) -> int:
+def _command(arguments: list[str]) -> int:
+    sys.argv = ["mimicfl", *arguments]
+    return mimicfl_command.main()
+
+
+def _call(order: dict[str, Any]) -> int:
     """A function of the soak, whose result goes into a file."""
-    module, _, function = name.partition(":")
+    module, _, function = order["call"].partition(":")
     found = getattr(importlib.import_module(module), function)(**order["arguments"])
     Path(order["result"]).write_text(json.dumps(found), encoding="utf-8")
     return 0
