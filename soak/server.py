@@ -19,7 +19,7 @@ import torch
 import torch._dynamo  # what the batched engine would import in every child
 
 import mimicfl.cli.main  # noqa: F401  here, since the command imports it only when it is called
-import mimicfl_command
+import mimicfl_command  # type: ignore[import-untyped]
 
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INSTALLED = "import sys; from mimicfl_command import main; sys.exit(main())"  # what the installed command does
@@ -74,7 +74,7 @@ def _begin(begin: Callable[[], int]) -> int:
 
 def _command(arguments: list[str]) -> int:
     sys.argv = ["mimicfl", *arguments]
-    return mimicfl_command.main()
+    return int(mimicfl_command.main())
 
 
 def _call(order: dict[str, Any]) -> int:
