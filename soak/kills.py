@@ -30,7 +30,7 @@ COMMANDS = ("run", "compare", "sweep")
 ACTIONS = ("SIGKILL", "SIGINT", "full disk", "SIGTERM", "SIGSTOP SIGKILL", "SIGINT SIGINT", "SIGHUP", "SIGSTOP SIGCONT")
 ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 129}, "SIGCONT": {0}}
 # Files whose changes are waited for, and how many changes at the most.
-ENDINGS = {"config.toml": 1, "env.json": 1, ".part": 8, "rows.jsonl": 8, "checkpoint.safetensors": 4, "final.safetensors": 1}
+AIMS = {"config.toml": 1, "env.json": 1, ".part": 8, ".tmp": 8, "rows.jsonl": 8, "checkpoint.safetensors": 8, "final.safetensors": 2}
 REPORTS = {"report.html": 1, ".png": 2}
 WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
@@ -124,12 +124,12 @@ class Trial:
     def _moment(self, fresh: bool) -> moments.Moment:
         if self.cache.parent == self.folder and self.chance.random() < 0.7:  # while the compiler runs
             return moments.Moment(float(self.chance.uniform(0, 1)), ".lock")
-        endings = ENDINGS if self.job.command == "run" else ENDINGS | REPORTS
-        return moments.draw(self.chance, self.duration + 2 * fresh, endings)
+        return moments.draw(self.chance, self.duration + 2 * fresh, AIMS if self.job.command == "run" else AIMS | REPORTS)
 
     def _act(self, process: Process, action: str) -> None:
         """Send the signals, and see how the command ends."""
-        group = bool(self.chance.random() < 0.5)
+        # A terminal signals the whole group, `kill` one process.
+        group = bool(self.chance.random() < (0.7 if action.startswith(("SIGINT", "SIGHUP")) else 0.3))
         if action == WORKER:
             workers = [member for member in process.others() if member.name.startswith("python")]
             if self.job.engine != "workers" or not workers:

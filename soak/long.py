@@ -1,4 +1,4 @@
-"""Long runs: 20,000 rounds, 100,000 clients, a sweep of 500 runs. Memory, open files and time per round must not grow with them.
+"""Long runs: 20,000 rounds, 100,000 clients, a sweep of 600 runs. Memory, open files and time per round must not grow with them.
 
 The trials with the seeds 0, 1 and 2 are a hundredth of that size; they check everything but the time.
 """
@@ -17,7 +17,7 @@ from .outcome import Outcome, Verdict
 from .processes import TICK, Process, Server
 
 SMALL = 3  # so many trials are small
-ROUNDS, CLIENTS, RUNS = 20_000, 100_000, 500
+ROUNDS, CLIENTS, RUNS = 20_000, 100_000, 600
 TOO_MUCH = 2.0  # a late round costs at most so many times an early one, a client of many so many times one of few
 ROW = 8192  # bytes of memory that a round may leave behind: its row
 CLIENT = 20_000  # bytes of memory per client of a population

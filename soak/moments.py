@@ -16,42 +16,42 @@ State = dict[str, tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Moment:
-    """`seconds` after the start; or, with an `ending`, so long after files with that ending have changed `times` times."""
+    """`seconds` after the start; or, with a `name`, so long after files with that in their name have changed `times` times."""
 
     seconds: float
-    ending: str = ""
+    name: str = ""
     times: int = 1
 
     def __str__(self) -> str:
         after = f"{1000 * self.seconds:.0f} ms after"
-        return f"{after} change {self.times} of *{self.ending}" if self.ending else f"{after} the start"
+        return f"{after} change {self.times} of *{self.name}*" if self.name else f"{after} the start"
 
     def wait(self, process: Process, folders: list[Path], limit: float) -> bool:
         """Wait for the moment; False if the process ended first."""
         until = time.monotonic() + limit
-        before, seen = _state(folders, self.ending), 0
-        while self.ending and seen < self.times:
+        before, seen = _state(folders, self.name), 0
+        while self.name and seen < self.times:
             if process.wait(PAUSE) is not None or time.monotonic() > until:
                 return False
-            now = _state(folders, self.ending)
+            now = _state(folders, self.name)
             seen += len(now.items() - before.items())
             before = now
         return process.wait(self.seconds) is None
 
 
-def draw(chance: np.random.Generator, duration: float, endings: dict[str, int]) -> Moment:
+def draw(chance: np.random.Generator, duration: float, names: dict[str, int]) -> Moment:
     """Half of the moments are aimed at a file, half fall anywhere in the time that the whole command takes.
 
-    `endings` says how many changes to wait for at the most.
+    `names` says how many changes to wait for at the most.
     """
     if chance.random() < 0.5:
         return Moment(float(chance.uniform(0, duration)))
-    ending = str(chance.choice(list(endings)))
-    return Moment(float(chance.choice([0, chance.uniform(0, 0.005)])), ending, int(chance.integers(1, endings[ending] + 1)))
+    name = str(chance.choice(list(names)))
+    return Moment(float(chance.choice([0, chance.uniform(0, 0.005)])), name, int(chance.integers(1, names[name] + 1)))
 
 
-def _state(folders: list[Path], ending: str) -> State:
-    return {entry.path: _stat(entry) for folder in folders for entry in walk(folder) if ending and entry.name.endswith(ending)}
+def _state(folders: list[Path], name: str) -> State:
+    return {entry.path: _stat(entry) for folder in folders for entry in walk(folder) if name and name in entry.name}
 
 
 def _stat(entry: "os.DirEntry[str]") -> tuple[int, int, int]:
