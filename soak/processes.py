@@ -1,0 +1,165 @@
+"""Real processes that can be signalled and examined: commands in sessions of their own, and who is left of a session."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mimicfl
+
+PATH = [str(Path(package).resolve().parent.parent) for package in (__file__, str(mimicfl.__file__))]
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A living process of a session."""
+
+    pid: int
+    name: str
+    cpu: float  # seconds used so far
+
+
+class Process:
+    """A command that runs, or has ended and still holds its pid."""
+
+    def __init__(self, server: "Server", pid: int, stdout: Path, stderr: Path) -> None:
+        self.server, self.pid = server, pid
+        self.status: int | None = None
+        self.files = stdout, stderr
+        self.began = time.monotonic()
+        self.took = 0.0
+
+    def wait(self, seconds: float) -> int | None:
+        """The status (a signal as a negative number), or None if it still runs after so many seconds."""
+        if self.status is None and (answer := self.server.answer(seconds)) is not None:
+            self.status = int(answer["status"])
+            self.took = time.monotonic() - self.began
+        return self.status
+
+    def send(self, number: int, group: bool) -> None:
+        """A signal for the command, or for its whole group as a terminal sends it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number) if group else os.kill(self.pid, number)
+
+    def others(self) -> list[Member]:
+        """The living processes of its session besides itself."""
+        return [member for member in session(self.pid) if member.pid != self.pid]
+
+    @property
+    def output(self) -> str:
+        return self.files[0].read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def errors(self) -> str:
+        return self.files[1].read_text(encoding="utf-8", errors="replace")
+
+    def close(self) -> None:
+        """End whatever is left of the session, and let go of its pid."""
+        while self.wait(0.05) is None or self.others():
+            self.send(signal.SIGKILL, group=True)
+            for member in self.others():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(member.pid, signal.SIGKILL)
+        self.server.tell("")
+
+
+def session(leader: int) -> list[Member]:
+    """The living processes of a session."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        try:
+            text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:  # it has ended meanwhile
+            continue
+        name, _, rest = text.partition("(")[2].rpartition(")")
+        fields = rest.split()
+        if int(fields[3]) == leader and fields[0] not in "ZX":
+            found.append(Member(int(entry.name), name, (int(fields[11]) + int(fields[12])) / TICK))
+    return found
+
+
+@dataclass
+class Server:
+    """The fork server, started when it is needed first."""
+
+    folder: Path
+    environment: dict[str, str]
+    process: "subprocess.Popen[str] | None" = field(default=None, init=False)
+    started: int = field(default=0, init=False)
+
+    def start(
+        self,
+        arguments: Any,
+        *,
+        call: str = "",
+        threads: int = 1,
+        fresh: bool = False,
+        environment: dict[str, str] | None = None,
+        limits: dict[str, int] | None = None,
+    ) -> Process:
+        """Start `mimicfl ARGUMENTS`, or a function of the soak by name, and return at once."""
+        self._ready()
+        self.started += 1
+        stdout, stderr, result = (self.folder / f"process-{self.started}.{kind}" for kind in ("out", "err", "json"))
+        order = {"arguments": arguments, "threads": threads, "fresh": fresh, "call": call, "result": str(result)}
+        order |= {"stdout": str(stdout), "stderr": str(stderr), "environment": environment or {}, "limits": limits or {}}
+        self.tell(json.dumps(order))
+        answer = self.answer(60)
+        if answer is None:
+            raise RuntimeError("the fork server does not answer")
+        return Process(self, int(answer["pid"]), stdout, stderr)
+
+    def run(self, arguments: Any, seconds: float = 600, **options: Any) -> tuple[Process, Any]:
+        """Start, wait for the end, and read the function's result if there is one."""
+        process = self.start(arguments, **options)
+        process.wait(seconds)
+        process.close()
+        result = process.files[0].with_suffix(".json")
+        return process, json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+    def tell(self, line: str) -> None:
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def answer(self, seconds: float) -> dict[str, Any] | None:
+        assert self.process is not None
+        assert self.process.stdout is not None
+        # The server sends the next line only after this one was read, so nothing waits in the buffer.
+        if not select.select([self.process.stdout], [], [], seconds)[0]:
+            return None
+        return json.loads(self.process.stdout.readline())  # type: ignore[no-any-return]
+
+    def _ready(self) -> None:
+        if self.process is not None:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = os.pathsep.join(filter(None, [*PATH, os.environ.get("PYTHONPATH", "")]))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "soak.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # Ctrl-C in the terminal is for the soak, which then ends this
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **self.environment},
+        )
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait()
+            assert self.process.stdout is not None
+            self.process.stdout.close()
+            self.process = None
