@@ -6,6 +6,7 @@ network.
 """
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,8 @@ def shape_after(inits: Sequence[str], lines: Sequence[str], shape: Shape, domain
     module = nn.Module()
     x = torch.zeros(1, *shape, dtype=torch.long if domain == "tokens" else torch.float32)
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "self": module, "x": x}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         try:
             exec("\n".join([*inits, *lines]), names)
         except (RuntimeError, ValueError, AssertionError):
@@ -111,9 +113,10 @@ def draw_chain(r: random.Random, variant: random.Random, shape: Shape) -> list[P
     """A chain of layers as the native engine compiles them. The layers come from `r`; how each is spelled comes from `variant`."""
     names = ["plain_linear"] * r.randrange(3)
     if len(shape) == 3:
-        names = ["plain_conv", r.choice(["plain_pool", "relu"])] * r.choice([1, 1, 2]) + ["flat", *names]
+        body = r.choice([["plain_conv"], ["plain_conv", "plain_pool"], ["plain_conv", "plain_pool", "plain_conv"]])
+        names = [*body, "flat", *names]
     spelled = ("relu", "tanh", "flat")
-    chain = [name for each in names for name in ([each, r.choice(["relu", "tanh"])] if each.startswith("plain") else [each])]
+    chain = [name for each in names for name in ([each, r.choice(["relu", "tanh"])] if each != "flat" else [each])]
     return [(name, (variant if name in spelled else r).randrange(10**6)) for name in chain]
 
 

@@ -1,9 +1,12 @@
 """Random federated problems as program text: a network, its data and clients, a loss, local work and an algorithm."""
 
 import random
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+
+import mimicfl as mf
 
 from . import images, sequences
 from .networks import Network, Piece, Shape, draw_chain, draw_pieces, grow
@@ -19,7 +22,7 @@ SHAPES["tokens"] = [(5,)]
 MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # buffers that change while training, which engines with lanes refuse
 CHAINS = 10  # chains that come again and again, so that each is compiled once
 
-# Losses by what the labels are. C stands for the number of classes, W for weights of the classes, I for a class to ignore.
+# Losses by what the labels are. W stands for weights of the classes, I for a class to ignore.
 USUAL = {"classes": "'cross-entropy'", "targets": "'mse'", "binary": "'binary'"}
 MEANS = {
     "classes": [
@@ -112,23 +115,21 @@ class Problem:
         """A program with a function `problem` that makes the arguments of `mf.simulate`."""
         network = self.network()
         init, apply = (line.format(i=network.shape[0], o=self.outputs) for line in HEADS[self.head])
-        loss = self.loss.replace("=W", f"=torch.tensor({[round(3.0 ** (1 - k), 3) for k in range(self.outputs)]}, dtype={self._torch})")
+        loss = self.loss.replace(
+            "=W", f"=torch.tensor({[round(3.0 ** (1 - k), 3) for k in range(self.outputs)]}, dtype=torch.{self.dtype}, device=DEVICE)"
+        )
         loss = loss.replace("=I", f"={self.outputs - 1}")
         words = {"algorithm": self.algorithm, "availability": self.availability, "rounds": self.rounds, "seed": self.seed, **self.more}
         return PROGRAM.format(
             init="\n        ".join([*network.inits, init]),
             forward="\n        ".join([*network.forward, apply, self.tail]),
-            loss=loss + (".to(DEVICE)" if loss.startswith("nn.") else ""),
+            loss=loss,
             data=self._data(),
             local=", ".join(f"{key}={value!r}" for key, value in self.local.items()),
             words=", ".join(f"{key}={value!r}" for key, value in words.items()),
             seed=self.seed,
             dtype=self.dtype,
         )
-
-    @property
-    def _torch(self) -> str:
-        return f"torch.{self.dtype}"
 
     def _data(self) -> str:
         samples = f"(n, {', '.join(map(str, self.shape))})"
@@ -210,14 +211,33 @@ def problem():
 def draw(seed: int, engine: str) -> Problem:
     """The problem of this seed, of a kind that mostly suits the engine: what it refuses proves little."""
     r = random.Random(f"problem {seed}")
+    while not lively(made := _settings(r, _network(r, seed, engine), engine)):
+        pass
+    return made
+
+
+def lively(problem: Problem) -> bool:
+    """Do the outputs depend on the samples? A network whose last ReLU is always zero would agree with anything."""
+    names: dict[str, Any] = {"__name__": "soak_problem"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(problem.text(), names)
+        try:
+            given = names["problem"]()
+        except mf.UsageError:  # how that is refused is what the trial will see
+            return True
+        model, data = given["model"], given["data"]
+        output = model(data.inputs(data.x_test, next(model.parameters()).dtype))
+    return bool(output.isfinite().all() and (output.amax(0) - output.amin(0)).amin() > 1e-3 and output.abs().amax() < 30)
+
+
+def _network(r: random.Random, seed: int, engine: str) -> Problem:
     if engine == "native" or (engine in ("workers", "auto") and r.random() < 0.5):
-        made = _chain(r, seed)
-    else:
-        # Workers compile the convolutions of float32 models: few of those, or compilers would run all the time.
-        double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
-        without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
-        made = _any(r, seed, "float64" if r.random() < double else "float32", without)
-    return _settings(r, made, engine)
+        return _chain(r, seed)
+    # Workers compile the convolutions of float32 models: few of those, or compilers would run all the time.
+    double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
+    without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
+    return _any(r, seed, "float64" if r.random() < double else "float32", without)
 
 
 def _any(r: random.Random, seed: int, dtype: str, without: Sequence[str]) -> Problem:
@@ -242,7 +262,8 @@ def _chain(r: random.Random, seed: int) -> Problem:
     if r.random() < 0.12:
         trap = r.choice(["unused", "mode", "counter", "no_dropout", "constant", "frozen_shift", "scalar", "linear_frozen", "linear_twice"])
         pieces.insert(r.randrange(len(pieces) + 1), (trap, r.randrange(10**6)))
-    return Problem(seed, domain, shape, tuple(pieces), labels, x_dtype=x_dtype, head="no bias" if number % 4 == 3 else "linear")
+    head = "weight norm" if r.random() < 0.03 else "no bias" if number % 4 == 3 else "linear"
+    return Problem(seed, domain, shape, tuple(pieces), labels, x_dtype=x_dtype, head=head)
 
 
 def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
@@ -257,14 +278,17 @@ def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
     available = r.choice(["always", "always", "always", "time-varying:0.6", "static:0.7"])
     tail = r.choice(TAILS) if r.random() < 0.1 and made.labels == "classes" else "return x"
     test = "float32" if made.x_dtype == "uint8" and r.random() < 0.06 else ""
+    local = _local(r, clients, "sum" in loss or "len(o)" in loss)
+    if ignores := "ignore_index" in loss:  # a batch of ignored samples alone has no mean
+        sizes, local["batch_size"] = [max(size, 6) for size in sizes], r.choice([6, None])
     return replace(
         made,
         **{"loss": loss, "sizes": tuple(sizes), "augment": augment, "overlap": bool(overlap), "tail": tail, "test_dtype": test},
         algorithm=r.choice(ALGORITHMS[:7] if engine == "plain" else ALGORITHMS),
         availability=available,
-        single_class=r.random() < 0.25 and made.labels != "targets",
+        single_class=r.random() < 0.25 and made.labels != "targets" and not ignores,
         rounds=r.choice([1, 2, 2, 3]),
-        local=_local(r, clients, "sum" in loss or "len(o)" in loss),
+        local=local,
         more=_more(r),
     )
 
