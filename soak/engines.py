@@ -1,0 +1,216 @@
+"""Engine comparisons: a random problem is trained by one engine and by the plain one, and everything they report is compared.
+
+Each trial is one problem and one engine; some compare the plain engine with a loop written from the definition. A comparison is "ok" if the
+engine really ran and agrees, "refused" if its notice gives a reason for running plain instead, and "failed" otherwise.
+"""
+
+import copy
+import re
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+import mimicfl as mf
+
+from . import definition
+from .agreement import HANGS, SENSITIVE, Hang, Make, differences, sensitivity, simulate
+from .outcome import Outcome, Verdict
+from .problems import Problem, draw
+
+PART = "engine comparisons"
+CPU = ["batched", "workers", "plain", "native", "batched", "workers", "auto", "batched", "native", "workers", "native", "plain"]
+GPU = ["batched", "streams", "auto", "batched", "streams"]
+COMPILED_EVERY = 24  # on a GPU, where the compiler takes half a minute
+SHRINKING = 20.0  # seconds to look for a smaller problem that fails as well
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a comparison showed."""
+
+    verdict: Verdict
+    detail: str = ""
+    kind: str = ""  # of a failure, so that a smaller problem must fail in the same way; else what was compared
+    took: str = ""  # the engine that ran
+
+
+def engine_of(seed: int) -> str:
+    """The engine that the trial of this seed compares."""
+    if not torch.cuda.is_available():
+        return CPU[seed % len(CPU)]
+    name = GPU[seed % len(GPU)]
+    return f"{name}:4:compiled" if seed % COMPILED_EVERY == 6 and name != "auto" else name
+
+
+def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
+    while not enough():
+        yield trial(seed, folder)
+        seed += 1
+
+
+def trial(seed: int, folder: Path) -> Outcome:
+    """Draw a problem, compare, and make a failure small."""
+    engine = engine_of(seed)
+    problem = draw(seed, engine.partition(":")[0])
+    found = compare(problem, engine, folder)
+    used = problem.network().used
+    what = f"{engine}: {problem.domain} {problem.dtype}, {', '.join(used) or 'head only'}; {problem.loss}; {problem.algorithm}"
+    counts = {f"layer {name}": used.count(name) for name in used}
+    if found.verdict == "failed":
+        small, found = shrink(problem, engine, found, folder)
+        return Outcome(PART, "failed", seed, what, found.detail, small.text() + SHOW[engine == "plain"].format(engine=engine), counts)
+    if found.verdict == "ok":
+        counts |= {found.kind or engine: 1} | ({f"auto took {found.took}": 1} if engine == "auto" and found.took else {})
+    return Outcome(PART, found.verdict, seed, what, found.detail, counts=counts)
+
+
+def compare(problem: Problem, engine: str, folder: Path) -> Finding:
+    """One engine against plain, or plain against the definition."""
+    make = load(problem, folder)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return against_definition(make) if engine == "plain" else against_plain(make, engine)
+        except Hang:
+            return Finding("failed", f"no end after {HANGS:.0f} s", "hangs")
+
+
+def load(problem: Problem, folder: Path) -> Make:
+    """The problem as a module in a file, as a user would have it: its source can be read."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path, text = folder / "problem.py", problem.text()
+    path.write_text(text, encoding="utf-8")
+    module = types.ModuleType("soak_problem")
+    sys.modules["soak_problem"] = module
+    exec(compile(text, str(path), "exec"), module.__dict__)  # an import could take the bytecode of the problem before
+    return module.problem  # type: ignore[no-any-return]
+
+
+def against_plain(make: Make, engine: str) -> Finding:
+    try:
+        truth: mf.History | None = simulate(make(), "plain")[0]
+    except mf.Diverged:
+        truth = None
+    except mf.UsageError as error:
+        return Finding("refused", f"by plain as well: {error}")
+    except Exception as error:
+        return raised("plain", error)
+    arguments = make()
+    before = copy.deepcopy(arguments["model"].state_dict())
+    try:
+        ours, notices = simulate(arguments, engine)
+    except mf.Diverged as error:
+        wrong = Finding("failed", f"{engine} diverged, plain did not: {error}", "diverged")
+        return wrong if truth else Finding("ok", kind="both diverged")
+    except Exception as error:
+        return raised(engine, error)
+    if truth is None:
+        return Finding("failed", f"plain diverged, {engine} did not; notices: {notices}", "diverged")
+    after = arguments["model"].state_dict()
+    if any(not torch.equal(value, after[name]) for name, value in before.items()):
+        return Finding("failed", f"{engine} changed the model it was given", "model changed")
+    wrong, amount = differences(make(), truth, ours)
+    if not wrong and torch.equal(truth.params, definition.vector(make()["model"])):
+        return Finding("ok", kind="nothing moved")
+    return disagreement(make, truth, wrong, amount, f"; notices: {notices}") or what_ran(engine, notices)
+
+
+def disagreement(make: Make, truth: mf.History, wrong: list[str], amount: float, more: str = "") -> Finding | None:
+    """A failure, unless rounding explains what is wrong; nothing where nothing is."""
+    if not wrong:
+        return None
+    rounding = sensitivity(make, truth)
+    detail = f"{'; '.join(wrong[:3])} (rounding the initial parameters: {rounding:.1e}){more}"
+    if amount < SENSITIVE * rounding:
+        return Finding("ok", detail, "too sensitive to compare")
+    return Finding("failed", detail, "differs")
+
+
+def what_ran(engine: str, notices: list[str]) -> Finding:
+    """The numbers agree: was it the engine that made them, and if not, did a notice say why?"""
+    name = engine.partition(":")[0]
+    took = [found[1] for notice in notices if (found := re.match(r"engine (\w+)", notice))]
+    text = "; ".join(notices)
+    if not took:
+        return Finding("failed", f"the notices name no engine: {notices}", "no notice")
+    if name in took or name == "auto":
+        return Finding("refused", text) if "not compiled" in text else Finding("ok", took=took[-1])
+    if re.search(r"engine plain\W+\w+", text):
+        return Finding("refused", text)
+    return Finding("failed", f"{engine} did not run and no reason was given: {notices}", "no reason")
+
+
+def against_definition(make: Make) -> Finding:
+    """The plain engine against `soak.definition`."""
+    try:
+        plain, _ = simulate(make(), "plain")
+    except mf.Diverged:
+        return Finding("ok", kind="plain diverged")
+    except mf.UsageError as error:
+        return Finding("refused", str(error))
+    except Exception as error:
+        return raised("plain", error)
+    params, rows = definition.run(make(), [row["clients"] for row in plain.rows])
+    untested = {"test_loss": None, "test_accuracy": None}
+    rows = [row | mine | (untested if row["test_loss"] is None else {}) for row, mine in zip(plain.rows, rows, strict=True)]
+    wrong, amount = differences(make(), replace(plain, params=params, rows=rows), plain)
+    return disagreement(make, plain, wrong, amount, "; by the definition") or Finding("ok", kind="plain against the definition")
+
+
+def raised(engine: str, error: Exception) -> Finding:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    text = (str(error).strip().splitlines() or [""])[0][:200]
+    where = f"{Path(last.filename).name}:{last.lineno}"
+    return Finding("failed", f"{engine} raised {type(error).__name__}: {text} ({where})", f"raises {type(error).__name__}")
+
+
+def shrink(problem: Problem, engine: str, found: Finding, folder: Path) -> tuple[Problem, Finding]:
+    """A smaller problem that fails in the same way, looked for until the time is up."""
+    end = time.monotonic() + SHRINKING
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in problem.simpler():
+            if time.monotonic() > end:
+                return problem, found
+            also = compare(candidate, engine, folder)
+            if also.verdict == "failed" and also.kind == found.kind:
+                problem, found, smaller = candidate, also, True
+                break
+    return problem, found
+
+
+SHOW = (
+    """
+
+if __name__ == "__main__":
+    from mimicfl.engine import pick
+
+    pick.WORTH_IT = 0.0
+    torch.set_num_threads(2)
+    plain, other = (mf.simulate(**problem(), engine=engine, notice=print) for engine in ("plain", "{engine}"))
+    start = torch.cat([p.detach().flatten() for p in problem()["model"].parameters() if p.requires_grad])
+    print("difference / movement:", float((plain.params - other.params).norm() / (plain.params - start).norm()))
+    for a, b in zip(plain.rows, other.rows):
+        print([(a[key], b[key]) for key in ("train_loss", "test_loss", "test_accuracy", "class_accuracy")])
+    print(plain.client_accuracy, other.client_accuracy)
+""",
+    """
+
+if __name__ == "__main__":
+    from soak import definition
+
+    plain = mf.simulate(**problem())
+    params, rows = definition.run(problem(), [row["clients"] for row in plain.rows])
+    print("difference:", float((plain.params - params).norm()))
+    for a, b in zip(plain.rows, rows):
+        print([(a[key], b[key]) for key in b])
+""",
+)
