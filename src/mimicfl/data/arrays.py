@@ -69,7 +69,7 @@ def raw(tensor: Tensor) -> memoryview:
 def labels_of(values: Any, name: str) -> np.ndarray:
     """Labels or ids as an array of numbers or texts that is the package's own."""
     try:
-        array = np.array(values.cpu() if isinstance(values, Tensor) else values)
+        array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
         array = np.array(array.tolist()) if array.dtype.kind == "O" else array
     except Exception:  # whatever an object's own conversion raises
         raise UsageError(f"{name} must be an array of numbers or texts, got {shown(values)}") from None
