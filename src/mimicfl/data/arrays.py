@@ -15,9 +15,10 @@ _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary(
 
 def own(value: Any, name: str) -> Tensor:
     """A contiguous tensor on the CPU that shares no memory with the caller's array; one of a Data is returned as it is."""
-    if isinstance(value, Tensor) and _HELD.get(id(value)) is value:
-        return value
-    tensor = _copied(value, name) if isinstance(value, Tensor) else _from_array(value, name)
+    if isinstance(value, Tensor):
+        tensor = value if _HELD.get(id(value)) is value else _copied(value, name)
+    else:
+        tensor = _from_array(value, name)
     if tensor.ndim == 0:
         raise UsageError(f"{name} must have one entry per sample, got a single number")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
