@@ -24,7 +24,7 @@ def look(now: mf.Moment) -> dict[str, float]:
 
 
 history = mf.simulate(
-    model=mf.models.MLP(64, 32, 10),
+    model=mf.models.build("mlp:32", data, seed=0),
     data=data,
     split=split,
     availability="static:0.2",

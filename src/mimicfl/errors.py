@@ -39,6 +39,14 @@ def shown(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:96]} ..."
 
 
+def plain(value: Any) -> Any:
+    """An array or a tensor as a number or a list; what is neither, or cannot be read, as it is."""
+    try:
+        return value.tolist()
+    except Exception:  # most things have no such method; some tensors cannot be read
+        return value
+
+
 def first_line(error: BaseException) -> str:
     """What an error of torch or of the user's own code says first: the rest rarely helps."""
     return (str(error).splitlines() or [type(error).__name__])[0]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar, overload
 
-from .errors import UsageError, nearest
+from .errors import UsageError, nearest, shown
 from .text import without_nul
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Registry(Generic[T]):
         and the spec's positional arguments fill the remaining parameters in order.
         """
         if not isinstance(spec, str):
-            raise UsageError(f"{self.kind} must be named by a text, got {spec!r}")
+            raise UsageError(f"{self.kind} must be named by a text, got {shown(spec)}")
         name, args, options = parse(spec)
         factory = self.find(name)
         parameters = inspect.signature(factory).parameters

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +190,8 @@ def test_own_pattern_needs_one_method():
         ("cyclic:0", "at least 1"),
         ("label-correlated:classes=3", "list of labels"),
         ("label-correlated:classes=[true]", "label in classes"),
+        ("label-correlated:classes=[0,0]", "each label once"),
+        ('label-correlated:classes={"a":1}', "list of labels"),
         ("static:p=0.5,p=0.6", "twice"),
         ("static:0.5,0.5", "too many"),
         ("always:warm_start=yes", "true or false"),
@@ -254,3 +257,37 @@ def test_observe_agrees_with_counting(rows):
         before = longest
     assert seen.tau_max == longest
     assert seen.sentences()
+
+
+def test_an_explicit_schedule_is_not_blamed_on_a_partition(tmp_path):
+    """There is none where a schedule is only shown."""
+    file = tmp_path / "f.csv"
+    file.write_text("1,0\n0,1\n")
+    with pytest.raises(mf.UsageError, match="2 clients but 30") as told:
+        av.schedule(f"explicit:{file}", 2, 30)
+    assert "partition" not in str(told.value)
+
+
+def test_an_empty_file_is_no_schedule(tmp_path):
+    (tmp_path / "empty.npy").write_bytes(b"")
+    with pytest.raises(mf.UsageError, match="cannot read"):
+        av.make(f"explicit:{tmp_path / 'empty.npy'}")
+
+
+def test_own_probabilities_are_copied():
+    given = [0.0, 1.0]
+    pattern = av.Static(given)
+    given[0] = 1.0
+    assert pattern.p == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("wrong", [3, [[1, 2]], np.ones((4, 2)), [[1], [1, 2]], torch.zeros(2, device="meta")], ids=str)
+def test_class_counts_of_a_wrong_kind_are_refused_in_words(wrong):
+    with pytest.raises(mf.UsageError, match="class_counts"):
+        av.schedule(av.LabelCorrelated([0]), 3, 4, 0, wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [[True]], np.ones((2, 2)), np.ones(3, bool)], ids=str)
+def test_only_schedules_are_observed(wrong):
+    with pytest.raises(mf.UsageError, match="bool array"):
+        av.observe(wrong)

@@ -1,7 +1,10 @@
 """Partitioners: every sample at most once, the promised sizes and classes, seeded, and always an end."""
 
+import warnings
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as st
 
@@ -141,3 +144,55 @@ def test_seeds_matter_and_repeat(make):
 def test_impossible_splits_are_refused_in_words(call, words):
     with pytest.raises(mf.UsageError, match=words):
         call(np.arange(100) % 10)
+
+
+@pytest.mark.parametrize(
+    ("make", "numbers"), [(partition.shards, "1,380 of 1,442"), (partition.classes, "of 1,442"), (partition.anchored, "of 1,442")]
+)
+def test_samples_that_are_left_out_are_told(make, numbers):
+    labels = mf.datasets.load("digits").y_train
+    with pytest.warns(UserWarning, match=numbers) as told:
+        split = make(labels, 30)
+    assert len(told) == 1
+    assert f"uses {sum(map(len, split)):,} of" in str(told[0].message)
+    assert told[0].filename == __file__
+
+
+def test_a_split_without_a_loss_says_nothing():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for make in (partition.shards, partition.classes):
+            assert sum(map(len, make(np.arange(600) % 10, 30))) == 600
+        assert sum(map(len, partition.shards(np.arange(50_000) % 10, 30))) == 49_980  # CIFAR-10, as in the paper
+
+
+@pytest.mark.parametrize("make", [partition.shards, partition.classes, partition.anchored, partition.dirichlet])
+def test_real_targets_are_refused_where_classes_are_needed(make):
+    with pytest.raises(mf.UsageError, match=r"real numbers.*iid.*by_ids.*binned"):
+        make(np.random.default_rng(0).normal(size=100), 5)
+
+
+def test_iid_takes_targets_of_any_kind():
+    for labels in (np.zeros((20, 1)), np.zeros((20, 4), int), torch.zeros(20)):
+        assert sum(map(len, partition.iid(labels, 3))) == 20
+
+
+@pytest.mark.parametrize("make", [partition.shards, partition.classes, partition.anchored, partition.dirichlet, partition.iid])
+def test_wrong_kinds_are_refused_in_words(make):
+    y = np.arange(100) % 10
+    for labels in (None, 3, b"", [], {}, object(), [[1], [1, 2]], torch.zeros(3, device="meta")):
+        with pytest.raises(mf.UsageError, match="label"):
+            make(labels, 5)
+    for clients in (None, True, -1, float("nan"), "5", [], 10**5000):
+        with pytest.raises(mf.UsageError, match="num_clients"):
+            make(y, clients)
+    for seed in (None, True, -1, 0.5, "", []):
+        with pytest.raises(mf.UsageError, match="seed"):
+            make(y, 5, seed=seed)
+
+
+def test_ids_that_cannot_be_ids_are_refused_in_words():
+    for ids in (None, 3, [], [[1], [1, 2]], [object(), object()], {}):
+        with pytest.raises(mf.UsageError, match="id"):
+            partition.by_ids(ids)
+    assert [part.tolist() for part in partition.by_ids(np.array(["b", "a"], dtype=object))] == [[1], [0]]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import UsageError, flag, number, one_of, probability, shown, whole
+from ..errors import UsageError, flag, number, one_of, plain, probability, shown, whole
 from ..registry import Registry
 from ..seeds import stream
 
@@ -64,7 +64,10 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
 
 
 def _counts(class_counts: Any, num_clients: int) -> np.ndarray:
-    counts = np.asarray(class_counts)
+    try:
+        counts = np.asarray(class_counts)
+    except Exception:  # whatever an object's own conversion raises
+        counts = np.empty(0)
     if counts.ndim != 2 or len(counts) != num_clients or counts.dtype.kind not in "iu":
         found = f"{counts.dtype} of shape {counts.shape}"
         raise UsageError(f"class_counts must be whole numbers of shape ({num_clients}, classes), one row per client, got {found}")
@@ -132,11 +135,11 @@ class Static(Pattern):
     p: float | Sequence[float] = 0.1
 
     def __post_init__(self) -> None:
-        given = self.p.tolist() if isinstance(self.p, np.ndarray) else self.p
-        if isinstance(given, (list, tuple)):
-            object.__setattr__(self, "p", list(given))  # a list of our own
-        for value in given if isinstance(given, (list, tuple)) else [given]:
+        given = plain(self.p)
+        each = isinstance(given, (list, tuple))
+        for value in given if each else [given]:
             probability("p", value)
+        object.__setattr__(self, "p", list(given) if each else given)
 
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         p = np.asarray(self.p)
@@ -224,7 +227,7 @@ class LabelCorrelated(Pattern):
     def __post_init__(self) -> None:
         probability("rare", self.rare), probability("common", self.common)
         number("share", self.share, low=0, high=1, open_low=True)
-        given = self.classes.tolist() if isinstance(self.classes, np.ndarray) else self.classes
+        given = plain(self.classes)
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
             raise UsageError(f"classes must be a list of labels such as [0,1], got {shown(given)}")
         classes = [whole("a label in classes", c, low=0) for c in given]

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, first_line, number, shown
+from ..errors import UsageError, first_line, number, plain, shown
 
 # Tensors that a Data holds. Another Data may share them, since each notices a change; all others are copied.
 _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
@@ -15,9 +15,10 @@ _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary(
 
 def own(value: Any, name: str) -> Tensor:
     """A contiguous tensor on the CPU that shares no memory with the caller's array; one of a Data is returned as it is."""
-    if isinstance(value, Tensor) and _HELD.get(id(value)) is value:
-        return value
-    tensor = _copied(value, name) if isinstance(value, Tensor) else _from_array(value, name)
+    if isinstance(value, Tensor):
+        tensor = value if _HELD.get(id(value)) is value else _copied(value, name)
+    else:
+        tensor = _from_array(value, name)
     if tensor.ndim == 0:
         raise UsageError(f"{name} must have one entry per sample, got a single number")
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
@@ -63,6 +64,8 @@ def _from_array(value: Any, name: str) -> Tensor:
 
 def raw(tensor: Tensor) -> memoryview:
     """The bytes of a tensor, without a copy where it is contiguous."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
@@ -73,14 +76,14 @@ def labels_of(values: Any, name: str) -> np.ndarray:
         array = np.array(array.tolist()) if array.dtype.kind == "O" else array
     except Exception:  # whatever an object's own conversion raises
         raise UsageError(f"{name} must be an array of numbers or texts, got {shown(values)}") from None
-    if array.dtype.kind not in "biufUS":
-        raise UsageError(f"{name} must be an array of numbers or texts, got {array.dtype}")
+    if array.dtype.kind not in "biufUS" or np.ma.isMaskedArray(values):
+        raise UsageError(f"{name} must be an array of numbers or texts, all of them given, got {type(values).__name__} of {array.dtype}")
     return array
 
 
 def channels(name: str, value: Any, count: int) -> tuple[float, ...]:
     """One number, or one per channel."""
-    given = value.tolist() if isinstance(value, (Tensor, np.ndarray)) else value
+    given = plain(value)
     numbers = tuple(number(name, each) for each in (given if isinstance(given, (list, tuple)) else [given]))
     if len(numbers) not in (1, count):
         raise UsageError(f"{name} needs one value, or one per channel ({count}), got {len(numbers)}")
@@ -91,6 +94,6 @@ def optimum_of(value: Any) -> Tensor | None:
     if value is None:
         return None
     tensor = own(value, "optimum")
-    if tensor.ndim != 1 or not tensor.is_floating_point():
+    if tensor.ndim != 1 or not tensor.is_floating_point() or not len(tensor):
         raise UsageError(f"optimum must be a vector of real numbers, one per parameter, got {tensor.dtype} of shape {tuple(tensor.shape)}")
     return tensor

@@ -98,7 +98,7 @@ class Data:
             raise UsageError("scale and std must not be 0")
         if self.loss is None:
             self.loss = "cross-entropy" if self.num_classes else "mse"
-        if not self.loss or not (isinstance(self.loss, str) or callable(self.loss)):
+        if not callable(self.loss) and (not isinstance(self.loss, str) or not self.loss):
             raise UsageError(f"loss must be a name or a function of (output, target), got {shown(self.loss)}")
         self.optimum = optimum_of(self.optimum)
         if self.ids is not None:
@@ -268,7 +268,7 @@ def as_split(split: Any, samples: int) -> list[np.ndarray]:
     """A split as a list of int64 index arrays, checked: every client has data and every index exists."""
     try:
         parts = list(split)
-    except TypeError:
+    except Exception:  # whatever an object's own iteration raises
         raise UsageError(f"split must be a list of arrays of sample numbers, one per client, got {shown(split)}") from None
     whole("the number of clients", len(parts))
     return [as_rows(part, samples, f"client {client}") for client, part in enumerate(parts)]
@@ -280,7 +280,7 @@ def as_rows(part: Any, samples: int, what: str) -> np.ndarray:
         rows = np.asarray(part)
     except Exception:  # whatever an object's own conversion raises
         raise UsageError(f"{what} must have a list of sample numbers, got {shown(part)}") from None
-    if rows.size and rows.dtype.kind not in "iu":
+    if (rows.size and rows.dtype.kind not in "iu") or np.ma.isMaskedArray(part):
         raise UsageError(f"{what} must hold sample numbers, got {rows.dtype} (for a mask use np.flatnonzero)")
     if rows.ndim != 1:
         raise UsageError(f"{what} must have a list of sample numbers, got shape {rows.shape}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
-from ..errors import UsageError, number, shown
+from ..errors import UsageError, number, shown, whole
 from ..registry import Registry
 from ..theory.rates import largest_c
 from ..theory.rounds import Rounds
@@ -83,6 +83,11 @@ class theory:
 
     def __post_init__(self) -> None:
         number("beta", self.beta, low=0, open_low=True)
+        whole("K", self.K)
+        if self.nu is not None:
+            number("nu", self.nu, low=0, open_low=True)
+        if self.eta_L is not None:
+            number("eta_L", self.eta_L, low=0)
         if self.c is not None:
             number("c", self.c, low=0, open_low=True)
         if any(value is not None for value in (self.L, self.N, self.tau_max, self.horizon)):

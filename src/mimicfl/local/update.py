@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, fading, number, whole
+from ..errors import UsageError, fading, number, plain, whole
 from ..params import Workspace
 from .losses import Loss
 from .lr import schedule
@@ -44,8 +44,7 @@ class LocalSGD:
         if self.epochs is None and self.steps is None:
             object.__setattr__(self, "epochs", 1)
         for name in ("epochs", "steps", "batch_size"):
-            value = getattr(self, name)
-            value = value.tolist() if isinstance(value, (np.ndarray, Tensor)) else value
+            value = plain(getattr(self, name))
             if name != "batch_size" and isinstance(value, (list, tuple, range)):
                 if not value:
                     raise UsageError(f"{name} must be a number or a list with one number per client, got an empty list")

@@ -1,0 +1,140 @@
+"""Values of the wrong kind are refused in a sentence, by whatever takes them: never a traceback, never a silent default."""
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mimicfl as mf
+from mimicfl import availability as av
+from mimicfl.engine.checks import pick_device
+from mimicfl.errors import shown
+from mimicfl.local.losses import as_loss
+from mimicfl.local.lr import schedule
+from mimicfl.params import Workspace, load
+from mimicfl.rows import Budget
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError("no words")
+
+    def __array__(self, *_, **__):
+        raise RuntimeError("no numbers")
+
+
+# Neither a number of any use, nor a name, nor an array: nothing below can mean anything by these.
+NOTHING = [float("nan"), 10**5000, b"", b"ab", {}, {"a": 1}, object(), Unprintable(), [[1], [1, 2]], 1j, np.array([None])]
+NOTHING += [torch.zeros(2, device="meta"), torch.zeros(2).to_sparse(), np.datetime64("2020-01-01")]
+
+
+@functools.cache
+def digits():
+    return mf.datasets.load("digits")
+
+
+TAKERS = {
+    "epochs": lambda wrong: mf.LocalSGD(epochs=wrong),
+    "steps": lambda wrong: mf.LocalSGD(steps=wrong),
+    "batch_size": lambda wrong: mf.LocalSGD(batch_size=wrong),
+    "lr": lambda wrong: mf.LocalSGD(lr=wrong),
+    "momentum": lambda wrong: mf.LocalSGD(momentum=wrong),
+    "clip_norm": lambda wrong: mf.LocalSGD(clip_norm=wrong),
+    "rate": lambda wrong: schedule(lambda t: wrong)(0, 1),
+    "decay": lambda wrong: mf.lr.geometric(0.1, wrong),
+    "K": lambda wrong: mf.lr.theory(c=1, K=wrong),
+    "nu": lambda wrong: mf.lr.theory(c=1, nu=wrong),
+    "layer": lambda wrong: mf.models.MLP(wrong, 2),
+    "inputs": lambda wrong: mf.models.Logistic(wrong, 2),
+    "bias": lambda wrong: mf.models.Logistic(2, 2, bias=wrong),
+    "channels": lambda wrong: mf.models.LeNet(channels=wrong),
+    "dropout": lambda wrong: mf.models.VGG11(dropout=wrong),
+    "model": lambda wrong: mf.models.build(wrong, digits()),
+    "data": lambda wrong: mf.models.build("mlp", wrong),
+    "seed": lambda wrong: mf.models.build("mlp", digits(), wrong),
+    "loss": as_loss,
+    "state_budget": Budget.parse,
+    "device": pick_device,
+    "dataset": lambda wrong: mf.datasets.load(wrong),
+    "path": lambda wrong: mf.datasets.load("digits", path=wrong),
+    "fetch": lambda wrong: mf.datasets.load("digits", fetch=wrong),
+    "dim": lambda wrong: mf.datasets.load("synthetic", dim=wrong),
+    "subset": lambda wrong: digits().subset(wrong),
+    "availability": av.make,
+    "rounds": lambda wrong: av.schedule("always", wrong, 3),
+    "p": lambda wrong: av.Static(wrong),
+    "classes": lambda wrong: av.LabelCorrelated([wrong]),
+    "phase": lambda wrong: av.Bounded(phase=wrong),
+    "matrix": lambda wrong: av.Explicit(wrong),
+    "warm_start": lambda wrong: av.schedule(av.Always(warm_start=wrong), 3, 3),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_means_nothing_is_refused_in_a_sentence(taker):
+    for wrong in NOTHING:
+        with pytest.raises(mf.UsageError) as told:
+            TAKERS[taker](wrong)
+        assert "\n" not in str(told.value), shown(wrong)
+        assert len(str(told.value)) < 400
+
+
+@pytest.mark.parametrize("rate", [True, np.bool_(True), lambda t: True, lambda t: "0.1"])
+def test_truth_is_no_learning_rate(rate):
+    with pytest.raises(mf.UsageError, match="learning rate"):
+        schedule(rate)(0, 1)
+    if not callable(rate):
+        with pytest.raises(mf.UsageError, match="learning rate"):
+            mf.LocalSGD(lr=rate)
+
+
+@pytest.mark.parametrize("budget", [None, 3, 0.5, True])
+def test_budgets_are_texts(quadratic, budget):
+    with pytest.raises(mf.UsageError, match="state_budget must be a text"):
+        mf.simulate(**quadratic, rounds=1, state_budget=budget)
+
+
+def test_models_without_weights_are_refused_in_words(quadratic):
+    old_style = nn.Linear(5, 1)
+    old_style.extra = old_style.weight * 2  # torch copies no tensor that was computed
+    for model, words in (
+        (nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1)), "no shape yet.*first"),
+        (nn.Linear(5, 1, device="meta"), "meta device"),
+        (nn.Linear(5, 1, dtype=torch.complex64), "complex"),
+        (old_style, "cannot be copied"),
+    ):
+        with pytest.raises(mf.UsageError, match=words):
+            mf.simulate(**{**quadratic, "model": model}, rounds=1)
+        with pytest.raises(mf.UsageError, match=words):
+            Workspace(model, torch.device("cpu"))
+
+
+def test_a_vector_of_another_model_is_refused():
+    with pytest.raises(mf.UsageError, match="another model"):
+        load(nn.Linear(2, 2), torch.zeros(5))
+
+
+def test_a_class_is_no_loss():
+    with pytest.raises(mf.UsageError, match=r"make an object, CrossEntropyLoss\(\)"):
+        as_loss(nn.CrossEntropyLoss)
+
+
+def test_a_misspelled_option_of_a_dataset_is_not_passed_over():
+    with pytest.raises(mf.UsageError, match="did you mean 'heterogeneity'"):
+        mf.datasets.load("synthetic", heterogenity=0.0)
+    assert len(mf.datasets.load("digits", num_clients=3, seed=1).x_train) == 1442  # what a run always hands over
+
+
+def test_lists_of_local_work_are_not_empty():
+    with pytest.raises(mf.UsageError, match="epochs must be"):
+        mf.LocalSGD(epochs=[])
+
+
+def test_a_model_too_large_for_memory_is_refused_in_words(monkeypatch):
+    monkeypatch.setattr(mf.models.MODELS, "factories", {"huge": lambda: torch.empty(10**18), "broken": lambda: nn.Linear(2, 2)(torch.zeros(3))})
+    with pytest.raises(mf.UsageError, match="memory"):
+        mf.models.build("huge", digits())
+    with pytest.raises(RuntimeError, match="shapes"):  # an error of the user's own
+        mf.models.build("broken", digits())
