@@ -46,7 +46,7 @@ class Keeper:
         tensors, facts = saved
         check_owner(folder, name, facts, run)
         run.rows = folder.rows_of(facts)
-        run.engine = facts.get("engine", "plain")
+        run.engine, run.threads = facts.get("engine", "plain"), int(facts.get("threads", 0))
         if run.planned > int(facts["rounds"]):
             self._check_longer()
         run.end_where_stopped()
@@ -112,7 +112,9 @@ class Keeper:
         self.folder.save("final", tensors, **self._facts())
 
     def _facts(self) -> dict[str, str]:
-        return {"round": str(self.run.t), "run": json.dumps(self.run.identity), "rounds": str(self.run.planned), "engine": self.run.engine}
+        run = self.run
+        how = {"engine": run.engine, "threads": str(run.threads)}
+        return {"round": str(run.t), "run": json.dumps(run.identity), "rounds": str(run.planned), **how}
 
     def last_good(self) -> str:
         """Where a run that failed can be taken up."""
