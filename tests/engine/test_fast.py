@@ -205,15 +205,6 @@ def test_what_cannot_be_stacked_goes_on_plainly(digits, model, words):
     assert words in said[0]
 
 
-def test_a_loss_that_is_no_mean_is_found_out(digits):
-    def sum_loss(output, target):
-        return F.cross_entropy(output, target, reduction="sum")
-
-    said = []
-    mf.simulate(**digits, loss=sum_loss, rounds=1, local=mf.LocalSGD(lr=1e-4), engine="batched", notice=said.append)
-    assert "disagrees with PyTorch" in said[0]
-
-
 def test_memory_that_does_not_suffice_halves_the_lanes(monkeypatch):
     model, clients = problem(MODELS["mlp"]())
     asks = asks_of(model, clients)

@@ -279,15 +279,17 @@ def test_convolutions_on_a_gpu_repeat_and_resume_to_the_bit(tmp_path, name):
     assert torch.equal(whole.params, mf.simulate(**arguments, out=tmp_path).params)
 
 
-def test_a_small_step_is_not_shared_between_threads(digits):
-    """Two threads gain nothing there, and stall when another program wants the cores; afterwards there are as many as before."""
+def test_small_calls_are_not_shared_between_threads(digits):
+    """Two threads gain little there, and stall when another program wants the cores; afterwards there are as many as before."""
+    narrow = nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten(), nn.Linear(2, 10))
+    wide = nn.Sequential(nn.Conv2d(1, 256, 3, padding=1), nn.Conv2d(256, 256, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     before, seen = torch.get_num_threads(), {}
     torch.set_num_threads(3)
     try:
-        for name, model in (("mlp", digits["model"]), ("convolution", nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten(), nn.Linear(2, 10)))):
-            given = {**digits, "model": model, "rounds": 1, "engine": "plain"}
+        for name, model in (("mlp", digits["model"]), ("narrow", narrow), ("wide", nn.Sequential(*wide, nn.Linear(256, 10)))):
+            given = {**digits, "model": model, "rounds": 1, "engine": "plain", "availability": "static:0.01"}
             mf.simulate(**given, progress=lambda row, total, name=name: seen.update({name: torch.get_num_threads()}))
             assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert seen == {"mlp": 1, "convolution": 3}
+    assert seen == {"mlp": 1, "narrow": 1, "wide": 3}

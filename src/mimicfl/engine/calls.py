@@ -39,7 +39,10 @@ def without_dropout(model: nn.Module, inputs: Tensor) -> nn.Module | None:
     called = WithoutDropout()
     with torch.no_grad(), torch.random.fork_rng(devices=[inputs.device] if inputs.is_cuda else []), called:
         quiet(inputs)
-    return Quiet(quiet) if called.seen else quiet if layers else None
+    if called.seen:
+        kind = type(quiet)
+        quiet.__class__ = type(kind.__name__, (Quiet, kind), {})  # not a module around it: parameters and buffers keep their names
+    return quiet if called.seen or layers else None
 
 
 class WithoutDropout(TorchFunctionMode):
@@ -55,13 +58,9 @@ class WithoutDropout(TorchFunctionMode):
         return x
 
 
-class Quiet(nn.Module):
-    """A model that calls dropout as a function, without it."""
+class Quiet:
+    """Before a module's own class: calls it without dropout."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
         with WithoutDropout():
-            return self.model(x)
+            return super().forward(*inputs, **named)  # type: ignore[misc]

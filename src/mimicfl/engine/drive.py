@@ -10,9 +10,9 @@ from ..errors import Diverged
 from ..metrics.evaluate import scores
 from ..metrics.history import History, Row
 from .cohort import Cohort
+from .provisional import settled
 from .run import Run
 
-FEW_PRODUCTS = 2**21  # of a forward pass
 Watch = Callable[[Run, Row], None]
 
 
@@ -23,8 +23,10 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadl
     """
     failed: dict[Run, Diverged] = {}
     ends: dict[Run, History] = {}
-    with exact(runs[0].precision), _threads(runs[0], cohort):
+    with exact(runs[0].precision), own_threads() as usual:
         while live := [run for run in runs if run not in ends and run not in failed]:
+            cohort = settled(cohort, live)
+            torch.set_num_threads(runs[0].threads or usual)
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
@@ -103,15 +105,12 @@ def _noted(failed: dict[Run, Diverged], run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def _threads(run: Run, cohort: Cohort) -> Iterator[None]:
-    """One thread where a step is too small to be shared: two gain nothing, and stall when another program wants the cores."""
+def own_threads(count: int | None = None) -> Iterator[int]:
+    """Whatever number of threads is set meanwhile, afterwards it is as before; yields that number."""
     before = torch.get_num_threads()
-    batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))
-    dense = all(p.ndim <= 2 for p in run.template.parameters())
-    if cohort.name == "plain" and dense and run.work.w.numel() * batch < FEW_PRODUCTS:
-        torch.set_num_threads(1)
+    torch.set_num_threads(count or before)
     try:
-        yield
+        yield before
     finally:
         torch.set_num_threads(before)
 

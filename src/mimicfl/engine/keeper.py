@@ -51,7 +51,7 @@ class Keeper:
             return
         tensors, facts = saved
         run.rows = folder.rows_of(facts)
-        run.engine = facts.get("engine", "plain")
+        run.engine, run.threads = facts.get("engine", "plain"), int(facts.get("threads", 0))
         if run.planned > int(facts["rounds"]):
             self._check_longer()
         run.end_where_stopped()
@@ -117,7 +117,9 @@ class Keeper:
         self.folder.save("final", tensors, **self._facts())
 
     def _facts(self) -> dict[str, str]:
-        return {"round": str(self.run.t), "run": self.run.fingerprint.to_json(), "rounds": str(self.run.planned), "engine": self.run.engine}
+        run = self.run
+        how = {"engine": run.engine, "threads": str(run.threads)}
+        return {"round": str(run.t), "run": run.fingerprint.to_json(), "rounds": str(run.planned), **how}
 
     def last_good(self) -> str:
         """Where a run that failed can be taken up."""

@@ -11,7 +11,7 @@ from ..local.losses import Loss
 from .cohort import Answers, Ask
 from .jobs import Jobs, Needs, hand_out, list_jobs
 from .lanes import width
-from .support import Unsupported, halving, unmoved_buffers
+from .support import cannot, halving, unmoved_buffers
 
 
 class LaneCohort(ABC):
@@ -54,20 +54,13 @@ class LaneCohort(ABC):
         return needs
 
     def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
-        first = not self.built
-        try:
-            if first:
-                assert self.needs is not None
-                self.clients.data.inputs(self.clients.x[:1], jobs.w.dtype)  # its constants: not to be made inside what is traced
-                self._build(self.needs, jobs.w)
+        if self.built:
+            return self._run(jobs)
+        with cannot(self.cannot):  # whatever the transforms or the capture cannot do, and however they say so
+            assert self.needs is not None
+            self.clients.data.inputs(self.clients.x[:1], jobs.w.dtype)  # its constants: not to be made inside what is traced
+            self._build(self.needs, jobs.w)
             found = self._run(jobs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # whatever the transforms or the capture cannot do, and however they say so
-            if not first:
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
-            raise Unsupported(f"{self.cannot} ({reason})") from error
         self.built = True
         return found
 

@@ -1,33 +1,32 @@
 """Which cohort trains the clients: the one asked for, or the fastest that fits, found by trying."""
 
 import contextlib
-import dataclasses
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..algorithms import Task
 from ..config import engine_parts
-from ..data.clients import Clients
 from ..errors import UsageError
-from ..local.update import LocalSGD
-from .calls import without_dropout
-from .cohort import Answers, Ask, Cohort, PlainCohort
-from .drive import exact
+from .cohort import Ask, Cohort, PlainCohort
+from .cost import Cost, Workload
+from .drive import exact, own_threads
+from .equality import Reference, few_steps
 from .jobs import Needs
 from .lanes import width
+from .provisional import Provisional, clock
 from .run import Run
-from .support import TOLERANCE, Unsupported, agree
+from .support import TOLERANCE, Unsupported, agree, cannot
 
 WORTH_IT = 2.0  # seconds of plain training, by rough estimate, below which preparing another engine would only delay the run
 WORTH_COMPILING = 60.0  # seconds of training in lanes below which the compiler would only delay it
-PLAIN_STEP, PLAIN_FLOPS = {"cpu": 2e-4, "cuda": 2e-3}, {"cpu": 5e9, "cuda": 1e13}  # that estimate: overhead of a step, arithmetic a second
 TRIAL_STEPS = 4
 COMPILE = ("batched", "streams")  # the engines that can use a compiler
+Notice = Callable[[str], None]
 
 
 def check_engine(engine: str, device: torch.device) -> None:
@@ -39,35 +38,92 @@ def check_engine(engine: str, device: torch.device) -> None:
         raise UsageError(f"engine {name} runs on the CPU: use device cpu, or engine auto")
 
 
-def pick(engine: str, runs: Sequence[Run]) -> tuple[Cohort, str]:
-    """A cohort for these runs, and one sentence that says which and why."""
+def pick(engine: str, runs: Sequence[Run], notice: Notice | None = None) -> tuple[Cohort, str]:
+    """A cohort for these runs, and one sentence that says which and why; `notice` is told if it changes on the way."""
     first = runs[0]
-    was = {run.engine for run in runs if run.rows}
-    mixed = "; these runs began on different engines and will end equal up to rounding only" if engine == "auto" and len(was) > 1 else ""
-    resumed = engine == "auto" and len(was) == 1  # runs at their first round still join those that have begun
-    if engine == "auto":  # a resumed run keeps its engine, to end bit-equal
-        engine = was.pop() if resumed else os.environ.get("MIMICFL_ENGINE", "auto")
     plain = PlainCohort(first.template, first.clients, first.loss)
-    if engine == "plain":
-        return plain, "engine plain"
-    seconds = estimate(runs)
-    if engine == "auto" and seconds < WORTH_IT:
-        return plain, f"engine plain: about {seconds:.1f} s of work, too little to prepare another for"
+    wanted = _wanted(engine, {run.engine for run in runs if run.rows})
     with exact(first.precision):
-        if engine != "auto":
-            return _asked_for(engine, runs, plain, resumed)
-        cohort, why = _fastest(runs, plain, seconds)
-        return cohort, why + mixed
+        if wanted == "auto":
+            cohort, why = _auto(runs, plain, notice)
+        elif wanted == "plain":
+            cohort, why = plain, "engine plain"
+            if engine == "auto" and "MIMICFL_ENGINE" not in os.environ and (work := Workload(runs)).total < WORTH_IT:
+                cohort = _provisional(runs, work, notice)  # resumed: it may not have looked at its time yet
+        else:
+            cohort, why = _asked_for(wanted, runs, plain)
+    why += _began_otherwise(runs, cohort)
+    fix_threads(runs, cohort)
+    return cohort, why
 
 
-def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -> tuple[Cohort, str]:
+def _wanted(engine: str, was: set[str]) -> str:
+    """The engine to use: a resumed run keeps its own, with as many lanes, to end bit-equal; runs at their first round join it."""
+    if len(was) == 1 and engine in ("auto", engine_parts(*was)[0]):
+        return was.pop()
+    return os.environ.get("MIMICFL_ENGINE", "auto") if engine == "auto" else engine
+
+
+def _began_otherwise(runs: Sequence[Run], cohort: Cohort) -> str:
+    """What a resumed run cannot promise on another engine."""
+    begun = [run for run in runs if run.rows]
+    others = sorted({run.engine for run in begun if run.engine != cohort.label})
+    if len({run.threads for run in begun}) > 1:
+        others.append("other numbers of threads")
+    return f"; resumed from {' and '.join(others)}, so the result will equal an uninterrupted run up to rounding only" if others else ""
+
+
+def fix_threads(runs: Sequence[Run], cohort: Cohort) -> None:
+    """The number of threads that the runs keep when they are resumed, since sums depend on it; native's do not."""
+    usual = torch.get_num_threads()
+    kept = {run.threads for run in runs if run.rows and run.engine == cohort.label} - {0}
+    if cohort.name == "native" or runs[0].device.type == "cuda":
+        count = 0
+    elif kept:
+        count = kept.pop()
+    elif cohort.name == "plain" and usual > 1 and Cost.of(runs[0]).small(max(runs[0].local.batch_sizes(int(runs[0].clients.sizes.max())))):
+        count = 1
+    else:
+        count = usual
+    for run in runs:
+        run.threads = count
+
+
+def _auto(runs: Sequence[Run], plain: PlainCohort, notice: Notice | None) -> tuple[Cohort, str]:
+    work = Workload(runs)
+    seconds = work.left()
+    if seconds >= WORTH_IT:
+        return _fastest(runs, plain, seconds)
+    why = f"engine plain: about {seconds:.1f} s of training by estimate, too short to benefit from a faster engine"
+    return _provisional(runs, work, notice), why
+
+
+def _provisional(runs: Sequence[Run], work: Workload, notice: Notice | None) -> Provisional:
+    """Plain for runs that are estimated to be short; if they are not, the fastest engine is selected after all."""
+    usual = torch.get_num_threads()
+
+    def measure(plain: PlainCohort) -> float:
+        ask = few_steps(runs[0], [0], TRIAL_STEPS)
+        sizes = np.array(ask.local.batch_sizes(int(ask.clients.sizes[0])))
+        return trial(plain, [ask], clock(runs[0].device)) / float(work.cost.step(sizes, runs[0].device.type).mean())
+
+    def reselect(plain: PlainCohort, live: Sequence[Run], slower: float) -> Cohort:
+        with own_threads(usual):
+            cohort, why = _fastest(live, plain, slower * work.left())
+            fix_threads(live, cohort)
+        if notice:
+            notice(f"{why}; selected again in round {live[0].t}, since training is {slower:.0f} times slower than estimated")
+        return cohort
+
+    return Provisional(runs, work, WORTH_IT, measure, reselect)
+
+
+def _asked_for(engine: str, runs: Sequence[Run], plain: PlainCohort) -> tuple[Cohort, str]:
     trial = Trial(runs, plain)
     try:
-        cohort = make(engine, runs)
-        trial.check(cohort)
+        cohort = trial.prepared(engine)
     except Unsupported as reason:
-        note = "; the run began on another engine, so it will end equal up to rounding only" if resumed else f", so {engine} cannot run it"
-        return plain, f"engine plain: {reason}{note}"
+        return plain, f"engine plain: {reason}, so {engine} cannot run it"
     if getattr(cohort, "compiled", False):
         try:
             trial.check_compiled(cohort)
@@ -77,7 +133,7 @@ def _asked_for(engine: str, runs: Sequence[Run], plain: Cohort, resumed: bool) -
     return cohort, f"engine {cohort.name}"
 
 
-def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort, str]:
+def _fastest(runs: Sequence[Run], plain: PlainCohort, seconds: float) -> tuple[Cohort, str]:
     trial = Trial(runs, plain)
     took: dict[Cohort, float] = {plain: trial.of(plain)}
     reasons = []
@@ -86,14 +142,13 @@ def _fastest(runs: Sequence[Run], plain: Cohort, seconds: float) -> tuple[Cohort
         if name == "workers" and best.name == "native":
             continue  # compiled code on the same cores has nothing to fear from processes
         try:
-            cohort = make(name, runs)
-            trial.check(cohort)
+            cohort = trial.prepared(name)
             took[cohort] = trial.of(cohort)
         except Unsupported as reason:
             reasons.append(f"{name} cannot: {reason}")
     best = min(took, key=took.__getitem__)
     if best.name in COMPILE and seconds * took[best] / took[plain] > WORTH_COMPILING:
-        with contextlib.suppress(Unsupported):  # what runs may still not compile
+        with contextlib.suppress(Unsupported), cannot():  # what runs may still not compile
             compiled = make(best.name, runs, compiled=True)
             trial.check_compiled(compiled)
             took[compiled] = trial.of(compiled)
@@ -142,66 +197,58 @@ def jobs_a_round(runs: Sequence[Run]) -> list[int]:
     return counts.tolist()
 
 
-def estimate(runs: Sequence[Run]) -> float:
-    """Seconds the plain cohort would take, very roughly, from the work alone: it must not depend on the moment."""
-    total = 0.0
-    for run in runs:
-        steps = samples = 0
-        for client in np.flatnonzero(times := run.available[run.t :].sum(axis=0)).tolist():
-            sizes = run.local.batch_sizes(int(run.clients.sizes[client]), client)
-            steps += int(times[client]) * len(sizes)
-            samples += int(times[client]) * sum(sizes)
-        kind = run.device.type
-        total += steps * PLAIN_STEP[kind] + samples * 6 * run.work.w.numel() / PLAIN_FLOPS[kind]
-    return total
-
-
 class Trial:
     """A few steps of as many clients as a usual round has; nothing of it is kept."""
 
-    def __init__(self, runs: Sequence[Run], plain: Cohort) -> None:
+    def __init__(self, runs: Sequence[Run], plain: PlainCohort) -> None:
         self.runs, self.plain = runs, plain
-        self.asks = [_few_steps(run, max(1, round(float(np.median(run.available.sum(axis=1)))))) for run in runs]
-        self.truth: Answers | None = None
+
+    @cached_property
+    def asks(self) -> list[Ask]:
+        usual = [max(1, round(float(np.median(run.available.sum(axis=1))))) for run in self.runs]
+        return [few_steps(run, list(range(m)), TRIAL_STEPS) for run, m in zip(self.runs, usual, strict=True)]
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference(self.runs[0], self.plain)
+
+    def prepared(self, engine: str) -> Cohort:
+        """A cohort that was found equal to plain; whatever it raises on the way means that it cannot run this."""
+        with cannot():
+            if engine_parts(engine)[0] != "workers":  # they train as plain does, with the loss of whole batches
+                self.reference.check_loss()
+            cohort = make(engine, self.runs)
+            self.check(cohort)
+        return cohort
 
     def check(self, cohort: Cohort) -> None:
-        """The first clients of the first run, against the plain cohort; dropout aside, which every engine draws in its own way."""
-        run, ask = self.runs[0], _few_steps(self.runs[0], 2)
-        quiet = without_dropout(run.template, run.clients.data.inputs(run.clients.x[:2], run.clients.dtype))
-        plain = self.plain if quiet is None else PlainCohort(quiet, run.clients, run.loss)
-        checked = cohort.like(quiet or run.template) if quiet is not None or getattr(cohort, "compiled", False) else cohort
-        agree(checked.train([ask])[0], plain.train([ask])[0], TOLERANCE[run.precision])
-        if checked is not cohort and not getattr(cohort, "compiled", False):
-            cohort.train([ask])  # with its own chance: layers that cannot be drawn are found here, not in the first round
+        """The training of some clients of the first run, without dropout, and the test outputs, against plain."""
+        compiled, quiet = getattr(cohort, "compiled", False), self.reference.quiet
+        checked = cohort.like(quiet or self.runs[0].template) if quiet is not None or compiled else cohort
+        self.reference.check_training(checked)
+        self.reference.check_evaluation(cohort)
+        if checked is not cohort and not compiled:
+            cohort.train(self.reference.asks[:1])  # with its own chance: layers that cannot be drawn are found here, not in the first round
 
     def check_compiled(self, cohort: Any) -> None:
         """What the compiler made against what it was given: both draw the same dropout."""
-        run, ask = self.runs[0], _few_steps(self.runs[0], 2)
-        agree(cohort.train([ask])[0], cohort.like(run.template).train([ask])[0], TOLERANCE[run.precision])
+        with cannot():
+            ask = self.reference.asks[:1]
+            agree(cohort.train(ask)[0], cohort.like(self.runs[0].template).train(ask)[0], TOLERANCE[self.runs[0].precision])
 
     def of(self, cohort: Cohort) -> float:
         """Seconds per client-step."""
         if cohort is self.plain:  # linear in the clients: one will do, and one trial where a step is long
-            took = trial(cohort, [_few_steps(self.runs[0], 1)])
-            return took if took * TRIAL_STEPS > 0.5 else min(took, trial(cohort, [_few_steps(self.runs[0], 1)]))
-        cohort.train(self.asks)  # builds, captures, warms up
-        return min(trial(cohort, self.asks) for _ in range(2))
+            one = [few_steps(self.runs[0], [0], TRIAL_STEPS)]
+            took = trial(cohort, one)
+            return took if took * TRIAL_STEPS > 0.5 else min(took, trial(cohort, one))
+        with cannot():
+            cohort.train(self.asks)  # builds, captures, warms up
+            return min(trial(cohort, self.asks) for _ in range(2))
 
 
-def trial(cohort: Cohort, asks: Sequence[Ask]) -> float:
-    start = time.perf_counter()
+def trial(cohort: Cohort, asks: Sequence[Ask], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     answers = cohort.train(asks)
     steps = sum(int(answer.K.sum()) for answer in answers)  # waits for a GPU
-    return (time.perf_counter() - start) / steps
-
-
-def _few_steps(run: Run, clients: int) -> Ask:
-    """The run's first clients with little data: some full batches and one that is not."""
-    batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))
-    parts = [part[: (TRIAL_STEPS - 1) * batch + max(1, batch // 2)] for part in run.split[:clients]]
-    ask = run.ask_anybody()
-    few = Clients(run.data, parts, run.device, run.work.w.dtype)
-    local = LocalSGD(steps=TRIAL_STEPS, batch_size=run.local.batch_size, momentum=run.local.momentum, clip_norm=run.local.clip_norm)
-    shift = ask.task.shift if isinstance(ask.task.shift, float) else ask.task.shift[:1].expand(len(parts), -1)
-    task = Task(shift, ask.task.mu)
-    return dataclasses.replace(ask, clients=few, local=local, active=np.arange(len(parts)), task=task, eta_L=1e-6, eta=1e-6)
+    return (clock() - start) / steps

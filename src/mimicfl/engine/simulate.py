@@ -115,7 +115,7 @@ def together(
     waiting = [run for run in runs if run.t < run.rounds]
     ends: dict[Run, History | Diverged] = {run: run.history() for run in runs if run not in waiting}
     if waiting:
-        cohort, why = pick(engine, waiting)
+        cohort, why = pick(engine, waiting, notice)
         if notice:
             notice(why)
         for run in waiting:

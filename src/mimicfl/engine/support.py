@@ -1,10 +1,11 @@
 """What every fast cohort does before and around its work: is the model one it can train, and does memory suffice?"""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..data.clients import Clients
 from ..local.losses import Loss
@@ -14,11 +15,24 @@ from .cohort import Answers
 SAMPLES = 5
 # How far a fast cohort may be off: a maximum that falls on another pixel moves a gradient by a little, a wrong layer by all.
 TOLERANCE = {"fp32": 0.02, "tf32": 0.1, "bf16": 0.2}
+SHORT = 0.01  # of the usual gradient: one that is shorter is compared as if it were so long
 T = TypeVar("T")
 
 
 class Unsupported(Exception):
     """The engine cannot run this model here; the text says why, as a part of a sentence."""
+
+
+@contextmanager
+def cannot(what: str = "") -> Iterator[None]:
+    """Whatever is raised in here means that the engine cannot run this model; running out of memory keeps its meaning."""
+    try:
+        yield
+    except (Unsupported, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
+        raise Unsupported(f"{what} ({reason})" if what else f"it failed to prepare ({type(error).__name__}: {reason})") from error
 
 
 class Sized(Protocol):
@@ -41,11 +55,19 @@ def unmoved_buffers(model: nn.Module, clients: Clients, loss: Loss) -> None:
 
 
 def agree(ours: Answers, plain: Answers, tolerance: float) -> None:
-    """Refuse a fast cohort that says something else than the plain one of the same clients."""
-    for mine, true in ((ours.g, plain.g), (ours.loss, plain.loss)):
-        off = float((mine - true).norm() / true.norm().clamp_min(1e-9))
-        if not off <= tolerance:
-            raise Unsupported(f"its fast form disagrees with PyTorch on a test batch by {100 * off:.0f} %")
+    """Refuse a fast cohort that answers differently from the plain one for any of the same clients."""
+    off = max(float(distances(mine, true).max()) for mine, true in ((ours.g, plain.g), (ours.loss, plain.loss)))
+    if not off <= tolerance:
+        raise Unsupported(f"its fast form disagrees with PyTorch on a test batch by {100 * off:.2g} %")
+
+
+def distances(ours: Tensor, true: Tensor) -> Tensor:
+    """How far the rows are off, [m], relative to the length of each; very short ones relative to what is usual among them."""
+    ours, true = (part.reshape(len(part), -1) for part in (ours, true))
+    length = true.norm(dim=1)
+    usual = length.square().mean().sqrt()
+    off: Tensor = (ours - true).norm(dim=1) / torch.maximum(length, SHORT * usual).clamp_min(torch.finfo(true.dtype).tiny)
+    return off
 
 
 def halving(cohort: Sized, work: Callable[[], T]) -> T:

@@ -2,12 +2,14 @@
 
 A round forks: the children see models, data and tasks where they lie, without a copy, and write their answers into memory they
 share with the parent. Nothing is sent but a job's number down a pipe, so nothing has to be packed, and a child that dies takes
-only its round with it.
+only its round with it. A parent that dies, however it is killed, takes its children with it.
 """
 
 import copy
+import ctypes
 import mmap
 import os
+import signal
 import struct
 import sys
 import traceback
@@ -25,6 +27,8 @@ from .native.layers import Layers, Quick, quick_layers
 from .support import Unsupported
 
 JOB = struct.Struct("<i")
+PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+_SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened before any fork
 
 
 class WorkersCohort:
@@ -86,14 +90,16 @@ class WorkersCohort:
     def _fork(
         self, asks: Sequence[Ask], jobs: list[tuple[int, int]], answers: "list[Shared]", work: tuple[int, int], words: tuple[int, int]
     ) -> int:
+        parent = os.getpid()
         child = os.fork()
         if child:
             return child
         status = 1
         try:
+            end_with(parent)
             os.close(work[1])
             torch.set_num_threads(1)
-            while len(number := os.read(work[0], JOB.size)) == JOB.size:
+            while os.getppid() == parent and len(number := os.read(work[0], JOB.size)) == JOB.size:
                 a, row = jobs[JOB.unpack(number)[0]]
                 answers[a].put(row, *self.plain.train_one(asks[a], row), self.plain.work.buffers() if asks[a].buffers else {})
             status = 0
@@ -101,6 +107,14 @@ class WorkersCohort:
             os.write(words[1], traceback.format_exc().encode())
         finally:
             os._exit(status)  # no cleaning up: everything belongs to the parent
+
+
+def end_with(parent: int) -> None:
+    """Have the system end this process when its parent dies: nobody would read what it goes on to compute."""
+    if _SYSTEM is not None:
+        _SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before that was said
+        os._exit(1)
 
 
 def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

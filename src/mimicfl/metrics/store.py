@@ -17,6 +17,7 @@ import math
 import os
 import re
 import tomllib
+import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -266,7 +267,13 @@ def _lock(path: Path) -> TextIO | None:
         except BlockingIOError:
             handle.close()
             raise UsageError(f"{path} is being written by another process: wait for it or choose another folder") from None
+        _LOCKS.add(handle)
         return handle
+
+
+_LOCKS: weakref.WeakSet[TextIO] = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):  # a forked child would hold the lock for as long as it lives, beyond its parent's death
+    os.register_at_fork(after_in_child=lambda: [handle.close() for handle in list(_LOCKS)])
 
 
 def settings_digest(config: dict[str, Any]) -> str:
