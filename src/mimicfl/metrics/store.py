@@ -34,6 +34,7 @@ from ..files import explained, sweep, write_tensors, write_text
 from ..fingerprint import digest
 from ..toml import dumps
 from .environment import continued, environment
+from .find import config_files
 
 try:
     import fcntl
@@ -300,10 +301,10 @@ def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = 
 def find_runs(paths: list[str | Path]) -> list[RunFolder]:
     """The run folders at or below these paths, in order."""
     found: dict[Path, RunFolder] = {}
-    for path in map(Path, paths):
+    for path in map(as_folder, paths):
         if not path.exists():
             raise UsageError(f"{path} does not exist")
-        below = [path] if (path / "config.toml").is_file() else sorted(p.parent for p in path.glob("**/config.toml"))
+        below = config_files(path)
         if not below:
             raise UsageError(f"{path} holds no run: no config.toml in it or below it")
         for folder in below:
