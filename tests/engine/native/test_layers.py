@@ -99,7 +99,7 @@ def table():
     from mimicfl.seeds import stream
 
     rng, calls, seen = stream(5, "layers"), [], Quick(None)
-    for _ in range(24):
+    for _ in range(10):
         shape, biased, named = conv_arguments(rng)
         x = torch.from_numpy(rng.normal(size=(int(rng.choice([1, 2, 9, 17])), shape[1], 7, 6))).float()
         w, b = torch.from_numpy(rng.normal(size=shape)).float(), torch.from_numpy(rng.normal(size=shape[0])).float() if biased else None
