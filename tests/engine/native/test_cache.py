@@ -91,7 +91,7 @@ def test_a_folder_in_its_place_is_refused_in_a_sentence():
     target = build.library(SOURCE)
     target.unlink()
     target.mkdir()
-    with pytest.raises(Unsupported, match="cannot be used .* MIMICFL_CACHE"):
+    with pytest.raises(Unsupported, match=r"cannot be used .* MIMICFL_CACHE"):
         build.load(SOURCE)
 
 
@@ -117,7 +117,7 @@ def test_the_folder_is_private(monkeypatch):
     assert stat.S_IMODE(other.stat().st_mode) & 0o022 == 0
     library.parent.chmod(0o777)
     monkeypatch.setattr(os, "fchmod", lambda descriptor, mode: None)  # as on file systems without permissions
-    with pytest.raises(Unsupported, match="chmod 700 .* MIMICFL_CACHE"):
+    with pytest.raises(Unsupported, match=r"chmod 700 .* MIMICFL_CACHE"):
         build.library(SOURCE)
 
 

@@ -99,12 +99,17 @@ def table():
     from mimicfl.seeds import stream
 
     rng, calls, seen = stream(5, "layers"), [], Quick(None)
-    for _ in range(24):
+    for _ in range(10):
         shape, biased, named = conv_arguments(rng)
         x = torch.from_numpy(rng.normal(size=(int(rng.choice([1, 2, 9, 17])), shape[1], 7, 6))).float()
         w, b = torch.from_numpy(rng.normal(size=shape)).float(), torch.from_numpy(rng.normal(size=shape[0])).float() if biased else None
         calls.append((lambda x, w, b, named=named: F.conv2d(x, w, b, **named), x, w, b))
-    for kernel, named in [((2, 3), {}), ([2], {"stride": (1, 2)}), (3, {"stride": [2], "ceil_mode": False}), (2, {"stride": 3, "dilation": (1, 1)})]:
+    for kernel, named in [
+        ((2, 3), {}),
+        ([2], {"stride": (1, 2)}),
+        (3, {"stride": [2], "ceil_mode": False}),
+        (2, {"stride": 3, "dilation": (1, 1)}),
+    ]:
         x = torch.from_numpy(rng.integers(0, 4, size=(3, 2, 7, 6))).float()  # many equal values
         calls.append((lambda x, w, b, kernel=kernel, named=named: F.max_pool2d(x, kernel, **named), x, None, None))
     with seen:

@@ -261,7 +261,10 @@ EQUAL = {
     "stride over kernel": (nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 2, stride=3), nn.Flatten(), nn.Linear(12, 4)), (2, 6, 5)),
     "pool by its input": (View(lambda x: F.avg_pool2d(torch.tanh(x), x.size(2)), nn.Sequential(nn.Flatten(), nn.Linear(2, 4))), (2, 6, 6)),
     "pool tuples": (conv(nn.MaxPool2d((2,), stride=[1, 2]), nn.Flatten(), nn.Linear(18, 4)), (2, 6, 6)),
-    "functional pool": (View(lambda x: F.max_pool2d(input=x, kernel_size=[2, 3]), nn.Sequential(nn.Flatten(), nn.Linear(12, 4))), (2, 6, 6)),
+    "functional pool": (
+        View(lambda x: F.max_pool2d(input=x, kernel_size=[2, 3]), nn.Sequential(nn.Flatten(), nn.Linear(12, 4))),
+        (2, 6, 6),
+    ),
     "one class": (nn.Sequential(nn.Linear(6, 1)), (6,)),
     "whole image": (nn.Sequential(nn.Conv2d(2, 4, 6), nn.Flatten()), (2, 6, 6)),
     "dropout of nothing": (nn.Sequential(nn.Dropout(0.0), nn.Linear(6, 4)), (6,)),
@@ -339,19 +342,20 @@ def test_a_refusal_says_the_true_reason(make, shape, words):
 
 
 @pytest.mark.parametrize("where", ["generate", "open_library", "verify", "loss_name"])
-def test_whatever_fails_in_preparing_means_unsupported(where, monkeypatch):
+@pytest.mark.parametrize(
+    ("fault", "meaning"),
+    [(ZeroDivisionError("odd"), Unsupported), (MemoryError(), MemoryError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_whatever_fails_in_preparing_means_unsupported(where, fault, meaning, monkeypatch):
     def fail(*given):
         raise fault
 
     monkeypatch.setattr(cohort, where, fail)
-    for fault, meaning in ((ZeroDivisionError("odd"), Unsupported), (MemoryError(), MemoryError), (KeyboardInterrupt(), KeyboardInterrupt)):
-        with pytest.raises(meaning):
-            native(linear(), problem((6,), 4))
+    with pytest.raises(meaning):
+        native(linear(), problem((6,), 4))
 
 
-@pytest.mark.parametrize(
-    "rest", [(nn.ReLU(),), (nn.MaxPool2d(2),), (nn.ReLU(), nn.MaxPool2d(2)), (nn.MaxPool2d(2, 1), nn.ReLU())], ids=["relu", "pool", "both", "overlap"]
-)
+@pytest.mark.parametrize("rest", [[nn.ReLU()], [nn.MaxPool2d(2)], [nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2, 1), nn.ReLU()]])
 def test_numbers_that_overflow_are_seen(rest):
     """inf - inf is NaN in the first layer; a ReLU or a pool that swallowed it would let a diverged run look sound."""
     model = nn.Sequential(nn.Conv2d(2, 3, 1), *rest, nn.Flatten())

@@ -115,7 +115,14 @@ def max_pool2d_call(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> tuple[Tensor, Any, Any, Any, Any, bool]:
-    return input, kernel_size, kernel_size if stride is None or stride in ((), []) else stride, padding, dilation, ceil_mode or return_indices
+    return (
+        input,
+        kernel_size,
+        kernel_size if stride is None or stride in ((), []) else stride,
+        padding,
+        dilation,
+        ceil_mode or return_indices,
+    )
 
 
 def _max_pool(x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, special: bool) -> Shape | None:
