@@ -25,19 +25,19 @@ RECORDS, RUNS = Path("records/paper"), Path("runs/paper")
 def run(arguments: argparse.Namespace, console: Console) -> None:
     records = Path(arguments.records or RECORDS)
     seeds = seed_list(arguments.seeds)
-    if not records.exists() and (arguments.status or (arguments.again and arguments.records)):
-        where = f"{records} does not exist" if arguments.records else f"there is no records folder here ({records})"
-        raise UsageError(f"{where}: give the folder of the records with --records DIR, or run this in the repository")
     if arguments.minutes is not None:
         number("--minutes", arguments.minutes, low=0)
     if arguments.list:
-        _list(console)
-    elif arguments.status:
-        _status(console, list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ())), read_all(records), seeds)
-    elif not arguments.names:
+        return _list(console)
+    if not arguments.names and not arguments.status:
         raise UsageError("say which experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
-    else:
-        _run(arguments, console, list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ())), seeds, records)
+    wanted = list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ()))
+    if not records.exists() and (arguments.status or (arguments.again and arguments.records)):
+        where = f"{records} does not exist" if arguments.records else f"there is no records folder here ({records})"
+        raise UsageError(f"{where}: give the folder of the records with --records DIR, or run this in the repository")
+    if arguments.status:
+        return _status(console, wanted, read_all(records), seeds)
+    return _run(arguments, console, wanted, seeds, records)
 
 
 def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], seeds: list[int], records: Path) -> None:

@@ -65,9 +65,8 @@ def _say_what_runs(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None
     """Resuming runs code: name the files before they are imported, since it may be the run folder that names them."""
     own = [name for folder in waiting for name in coerce("plugins", folder.config.get("plugins", []), list[str])]
     if files := list(dict.fromkeys([*plugins, *own])):
-        notice(
-            f"importing the plugins of {'this run' if len(waiting) == 1 else 'these runs'}, which is running their code: {', '.join(files)}"
-        )
+        whose = "this run" if len(waiting) == 1 else "these runs"
+        notice(f"importing the plugins of {whose}, which runs their code: {', '.join(files)}")
 
 
 def compare(arguments: argparse.Namespace, console: Console) -> None:
