@@ -8,16 +8,19 @@ from pathlib import Path
 import pytest
 import torch
 
+from mimicfl.data.datasets import DATASETS
+from mimicfl.local.models import MODELS
+
 ROOT = Path(__file__).parent.parent
 
 
-def printed(source, state):
-    """What a script prints, begun with torch's generator in this state."""
+def result(source, state):
+    """What a script prints and its final model, begun with torch's generator in this state."""
     torch.manual_seed(state)
-    out = io.StringIO()
+    out, names = io.StringIO(), {"__name__": "__main__"}
     with contextlib.redirect_stdout(out):
-        exec(compile(source, "shown", "exec"), {"__name__": "__main__"})
-    return out.getvalue()
+        exec(compile(source, "shown", "exec"), names)
+    return out.getvalue(), names["history"].params
 
 
 def shortened(source, rounds=5):
@@ -30,15 +33,19 @@ def shortened(source, rounds=5):
 def test_the_python_example_of_the_readme(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [source] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    first, second = (printed(shortened(source), state) for state in (1, 2))
+    (first, w), (second, v) = (result(shortened(source), state) for state in (1, 2))
     assert re.fullmatch(r"0\.\d+ \d+\n", first)
     assert first == second
+    assert torch.equal(w, v)
 
 
 @pytest.mark.parametrize("name", ["each_round", "own_model_and_data"])
 def test_examples_that_build_their_own_model(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for registry in (DATASETS, MODELS):  # what an example registers is its own
+        monkeypatch.setattr(registry, "factories", dict(registry.factories))
     source = shortened((ROOT / "examples" / f"{name}.py").read_text())
-    first, second = (printed(source, state) for state in (1, 2))
+    (first, w), (second, v) = (result(source, state) for state in (1, 2))
     assert "%" in first
     assert first == second
+    assert torch.equal(w, v)

@@ -46,7 +46,9 @@ def test_one_array_given_twice_is_copied_once_and_datas_share():
     assert other.changed()
 
 
-@pytest.mark.parametrize("name", ["x_train", "y_train", "x_test", "y_test", "mean", "scale", "augment", "loss", "ids", "optimum", "num_classes"])
+@pytest.mark.parametrize(
+    "name", ["x_train", "y_train", "x_test", "y_test", "mean", "scale", "augment", "loss", "ids", "optimum", "num_classes"]
+)
 def test_fields_cannot_be_assigned(name):
     data = mf.Data(**arrays())
     with pytest.raises(mf.UsageError, match=f"{name} cannot be changed"):
@@ -163,5 +165,5 @@ def test_class_counts_of_labels_with_positions_count_positions():
     assert data.num_classes == 3
     assert data.class_counts([np.array([0, 1]), np.array([2])]).tolist() == [[1, 1, 3], [2, 1, 0]]
     for wrong in (-1, -100):
-        with pytest.raises(mf.UsageError, match="negative label|no class"):
+        with pytest.raises(mf.UsageError, match=r"negative label|no class"):
             mf.Data(torch.zeros(3, 3), torch.full((3, 3), wrong), torch.zeros(3, 3), torch.full((3, 3), wrong))

@@ -133,7 +133,9 @@ def test_lists_of_local_work_are_not_empty():
 
 
 def test_a_model_too_large_for_memory_is_refused_in_words(monkeypatch):
-    monkeypatch.setattr(mf.models.MODELS, "factories", {"huge": lambda: torch.empty(10**18), "broken": lambda: nn.Linear(2, 2)(torch.zeros(3))})
+    monkeypatch.setattr(
+        mf.models.MODELS, "factories", {"huge": lambda: torch.empty(10**18), "broken": lambda: nn.Linear(2, 2)(torch.zeros(3))}
+    )
     with pytest.raises(mf.UsageError, match="memory"):
         mf.models.build("huge", digits())
     with pytest.raises(RuntimeError, match="shapes"):  # an error of the user's own
