@@ -124,7 +124,6 @@ class Reference:
             true = self.evaluated(ask.w, test.data.inputs(test.x, test.dtype))
             if bool(torch.isfinite(true).all()) and not (found[0].shape == true.shape and _near(found[0], true, self.close_outputs)):
                 raise Unsupported("its test outputs disagree with PyTorch in evaluation mode")
-        getattr(cohort, "tests", {}).clear()  # native keeps test samples by their address, which others may get
 
 
 def _near(ours: Tensor, true: Tensor, tolerance: float) -> bool:
