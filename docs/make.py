@@ -66,7 +66,7 @@ def results(folder: Path) -> str:
     for k, (pattern, meaning) in enumerate(PATTERNS.items()):
         out = folder / f"study{k}"
         compare(from_dict(DEMO | {"availability": pattern}), SHOWN, (0, 1, 2), out)
-        report = build([out / runner.folder_name(a, s) for a in SHOWN for s in (0, 1, 2)], out)
+        report = build([out / runner.run_name(a, s) for a in SHOWN for s in (0, 1, 2)], out)
         text += f"\n## {pattern}\n\n{meaning[0].upper() + meaning[1:]}.\n\n"
         text += "| algorithm | test accuracy | swing |\n|---|---|---|\n"
         for line in lines(report.groups):
@@ -142,7 +142,7 @@ if __name__ == "__main__":
         with tempfile.TemporaryDirectory() as folder:
             (DOCS / "results.md").write_text(results(Path(folder)))
             first, demo = Path(folder) / "study0", Path(folder) / "demo"
-            build([first / runner.folder_name(a, s) for a in runner.ALL for s in (0, 1, 2)], demo)  # what `make demo` shows
+            build([first / runner.run_name(a, s) for a in runner.ALL for s in (0, 1, 2)], demo)  # what `make demo` shows
             shutil.copy(demo / "curves.png", DOCS / "pictures" / "demo.png")
             shutil.copy(demo / "availability.png", DOCS / "pictures" / "availability.png")
             photograph(demo / "report.html", DOCS / "pictures" / "report.png")

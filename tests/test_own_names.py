@@ -23,8 +23,7 @@ def test_a_loss(digits, tmp_path):
     assert torch.equal(named.params, mf.simulate(**given).params)
     assert all(torch.equal(a, b) for a, b in zip(mf.read(tmp_path / "named").model().parameters(), named.model().parameters(), strict=True))
     del LOSSES.factories["smoothed"]
-    with pytest.raises(mf.UsageError, match="begun with an own loss, 'smoothed': import what registers it first"):
-        mf.read(tmp_path / "named").model()
+    assert mf.read(tmp_path / "named").model() is not None  # a model needs no loss
 
 
 def test_a_partition():

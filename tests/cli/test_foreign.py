@@ -1,5 +1,6 @@
 """Run folders from strangers: looking at them runs none of their code, damage is a sentence, and the terminal gets plain text."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,8 +13,11 @@ from mimicfl.algorithms import ALGORITHMS
 from mimicfl.cli.console import PatientConsole, console
 from mimicfl.cli.progress import Reporter
 from mimicfl.config import Experiment
+from mimicfl.errors import UsageError
+from mimicfl.metrics.store import RunFolder
 from mimicfl.text import visible
 
+from ..conftest import forge
 from .conftest import call
 from .test_plugins import PLUGIN
 
@@ -40,12 +44,14 @@ def settings(run, **changes):
     file = run / "config.toml"
     lines = [line for line in file.read_text().splitlines() if line.split(" = ")[0] not in changes]
     file.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in changes.items())]) + "\n")
+    with contextlib.suppress(UsageError):  # settings that nobody can read cannot be signed either
+        forge(run)
 
 
 def change_row(run, t, change):
-    rows = [json.loads(line) for line in (run / "rows.jsonl").read_text().splitlines()]
+    rows = RunFolder(run).rows()
     change(rows[t])
-    (run / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    forge(run, rows=rows)
     (run / "final.safetensors").unlink(missing_ok=True)
 
 

@@ -71,7 +71,7 @@ CHANGES = {
     "a private number of the model": ("model", lambda d: [{"model": Scaled(1.0, d["model"], _private=x)} for x in (1, 2)]),
     "a frozen layer": ("model", lambda d: ({}, {"model": frozen(d["model"])})),
     "a weight of the loss": ("loss", lambda d: [{"loss": Learned(x)} for x in (1.0, 2.0)]),
-    "the split": ("split", lambda d: ({}, {"split": d["split"][::-1]})),
+    "the split": ("partition|split", lambda d: ({}, {"split": d["split"][::-1]})),
     "the rate": ("global_lr", lambda d: ({"global_lr": 0.1}, {"global_lr": lambda t: 0.1 + t})),
     "clipping": ("clip_norm", lambda d: ({}, {"local": mf.LocalSGD(steps=1, clip_norm=1)})),
 }

@@ -1,6 +1,5 @@
 """Diagnoses against gradients written out by hand, for every algorithm; and that looking changes nothing."""
 
-import json
 
 import numpy as np
 import pytest
@@ -125,7 +124,7 @@ def test_a_stopped_run_diagnoses_the_same(quadratic, tmp_path, stop):
 
     assert figures(again) == figures(whole)
     assert any(found["A2"] for found in figures(whole))
-    stored = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    stored = mf.read(tmp_path / "run").rows
     assert stored == again.rows
 
 

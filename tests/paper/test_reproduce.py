@@ -297,7 +297,7 @@ def test_again_looks_at_whole_runs_of_its_own(tiny, made, tmp_path):
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(UsageError, match=r"rows.jsonl is damaged"):
         compare_with_records({first: made[first]}, tmp_path / "runs", known)
-    with pytest.raises(UsageError, match="holds a different run"):
+    with pytest.raises(UsageError, match="holds another run"):
         compare_with_records({second: made[first]}, tmp_path / "runs", known)
 
 

@@ -10,7 +10,8 @@ import pytest
 
 import mimicfl as mf
 from mimicfl.report.report import build
-from mimicfl.toml import dumps
+
+from ..conftest import forge
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian package: chromium)")
@@ -109,7 +110,7 @@ def hostile(tmp_path_factory):
         mf.run(mf.Experiment(rounds=2, steps=1, num_clients=4, availability="always"), run)
         kept = tomllib.loads((run / "config.toml").read_text())
         nasty = {key: name for key, value in kept.items() if isinstance(value, str)}
-        (run / "config.toml").write_text(dumps(kept | nasty | {"plugins": [name]}))
+        forge(run, kept | nasty | {"plugins": [name]})
         facts = json.loads((run / "env.json").read_text())
         (run / "env.json").write_text(json.dumps(dict.fromkeys(facts, name) | {name: name}))
     page = build([folder]).page

@@ -10,6 +10,7 @@ from mimicfl.report.paper import _as_text
 from mimicfl.report.report import build
 from mimicfl.report.summary import group
 
+from ..conftest import forge
 from .test_report import history
 
 NASTY = "<!--<script> </script> & \" ' \u2028 \x1b[2J ]]> \u202e"
@@ -30,10 +31,7 @@ def test_hostile_settings_are_escaped_in_the_page(tmp_path):
     mf.run(mf.Experiment(rounds=2, steps=1, num_clients=4, availability="always"), tmp_path / "run")
     facts = json.loads((tmp_path / "run" / "env.json").read_text())
     (tmp_path / "run" / "env.json").write_text(json.dumps(facts | {"gpu": NASTY + "\ud800", NASTY: 1}))
-    config = (tmp_path / "run" / "config.toml").read_text()
-    for key in ("algorithm", "availability", "dataset", "model", "lr"):
-        config = re.sub(rf"(?m)^{key} = .*$", lambda found, key=key: f"{key} = {json.dumps(NASTY)}", config)
-    (tmp_path / "run" / "config.toml").write_text(config)
+    forge(tmp_path / "run", dict.fromkeys(("algorithm", "availability", "dataset", "model", "lr"), NASTY))
     page = build([tmp_path / "run"]).page.read_text()
     assert page.count("<script") == page.count("</script") == 1
     assert "<!--" not in page

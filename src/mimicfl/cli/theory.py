@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..config import MADE_BY, Experiment, check_kept
+from ..config import MADE_BY, Experiment
 from ..data.clients import Clients
 from ..data.dataset import as_split
 from ..errors import UsageError
@@ -34,10 +34,7 @@ def theory(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _folders(arguments: argparse.Namespace) -> list[RunFolder]:
-    folders = find_runs(arguments.runs)
-    for folder in folders:
-        check_kept(folder.config, str(folder.path / "config.toml"))
-    return folders
+    return find_runs(arguments.runs)
 
 
 def _check(arguments: argparse.Namespace, console: Console) -> None:

@@ -19,6 +19,7 @@ from ..report.summary import Group, group, show, verdict
 from ..report.tables import overview, overview_tables, table
 from ..sweep import carry_out
 from ..sweep import compare as run_compare
+from ..sweep.fuse import plan_comparison
 from ..sweep.grid import cells, read_sweep
 from .console import notice
 from .options import experiment, given
@@ -90,7 +91,7 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
     heading = f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}"
     with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
         run_compare(e, names, seeds, target, progress, progress.notice)
-    report = build([target / runner.folder_name(a, s) for a in names for s in seeds], target)
+    report = build([target / name for name in plan_comparison(e, names, seeds)], target)
     print_report(console, report)
     console.print(f"{time.monotonic() - began:.0f} s", style="dim")
 

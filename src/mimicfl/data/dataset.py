@@ -157,6 +157,11 @@ class Data:
             crc = zlib.crc32(raw(getattr(self, name)), crc)
         return crc
 
+    def described(self) -> list[Any]:
+        """Everything but the loss that tells this data from other data, as plain values; as of when it was made."""
+        tensors = [[name, str(getattr(self, name).dtype), list(getattr(self, name).shape)] for name in TENSORS]
+        return [tensors, sorted((name, value) for name, value in self._seal.items() if name != "loss")]
+
     def facts(self) -> list[Any]:
         """What besides the samples decides the model's inputs."""
         return [self.scale, list(self.mean), list(self.std), self.augment]

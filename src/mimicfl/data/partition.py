@@ -215,7 +215,7 @@ def _told(name: str, split: Split, samples: int) -> Split:
         warnings.warn(
             f"{name} uses {used:,} of {samples:,} samples ({100 * used / samples:.1f} %): "
             "all parts have one size and what is left over is not used; dirichlet and iid use every sample",
-            stacklevel=3,
+            stacklevel=4,
         )
     return split
 

@@ -38,7 +38,7 @@ def fingerprint(run: "Run", rounds: int) -> Fingerprint:
         "evaluation": run.eval_every,
     }
     own = {
-        "data": [run.data.checksum(), run.data.facts()],
+        "data": run.data.described(),  # a run begins with a check that it is unchanged
         "split": values.of(run.split),
         "frozen weights": values.of([*[p for p in run.template.parameters() if not p.requires_grad], *run.template.buffers()]),
         "initial weights": values.of(flatten(run.template)),

@@ -1,6 +1,8 @@
 """Steps made fast: compiled, and on a GPU captured in CUDA graphs of many, which are replayed with a handful of launches."""
 
-from collections.abc import Callable, Sequence
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,7 +69,7 @@ class Graphs:
 
     def _capture(self, together: int, length: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with _no_collection(), torch.cuda.graph(graph):
             main = torch.cuda.current_stream()
             if together == 1:
                 for _ in range(length):
@@ -83,3 +85,16 @@ class Graphs:
                 for _, stream in side_by_side:
                     main.wait_stream(stream)
         return graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector may free an older graph at any moment, and freeing one while another is captured spoils the capture."""
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -72,7 +72,7 @@ class Run:
             raise UsageError(f"precision {precision} is for GPUs, and this run is on the {self.device}: use device cuda, or precision fp32")
         self.algorithm = algorithms.make(algorithm)
         self.pattern = patterns.make(availability)
-        self.loss = as_loss(loss or data.loss)
+        self.loss = as_loss(data.loss if loss is None else loss)
         self.local_lr = rate_schedule(local.lr)
         self.global_lr = self.local_lr if isinstance(global_lr, str) and global_lr == "local" else rate_schedule(global_lr)
         self.work = Workspace(model, self.device)

@@ -28,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..config import BESIDE_THE_POINT, defaults
+from ..config import BESIDE_THE_POINT, check_kept, defaults
 from ..errors import UsageError
 from ..files import explained, sweep, write_tensors, write_text
 from ..fingerprint import digest
@@ -44,6 +44,7 @@ except ImportError:  # not on Windows: two processes in one folder are then the 
 FORMAT = "mimicfl-1"
 LENGTHS = ("rounds", "uploads")  # settings that say how long a run is
 FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
+MOST_CLIENTS = 10**9  # a larger client number is damage
 CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a row's line
 _REMEDY = "delete it, and the run is made good from what is left"
 _FROM_START = "delete checkpoint.safetensors and final.safetensors to train it again from the start"
@@ -59,8 +60,9 @@ class RunFolder:
             raise UsageError(f"{self.path} is not a run folder: it has no config.toml")
         try:
             self.config: dict[str, Any] = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        except (ValueError, RecursionError, OSError) as error:
             raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
+        check_kept(self.config, str(self.path / "config.toml"))
         self._rows: TextIO | None = None
         self._crc = 0  # checksum of the rows written so far
         self._lock: TextIO | None = None
@@ -128,9 +130,10 @@ class RunFolder:
         return (self.path / "final.safetensors").exists()
 
     def environment(self) -> dict[str, Any]:
+        file = self.path / "env.json"
         try:
-            found = json.loads((self.path / "env.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        except (OSError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
@@ -201,6 +204,8 @@ class RunFolder:
         file = self.path / f"{name}.safetensors"
         if not file.exists():
             return None
+        if not file.is_file():
+            raise UsageError(f"{file} is damaged (it is not a file): {_REMEDY}")
         try:
             with safe_open(file, framework="pt") as opened:
                 facts = dict(opened.metadata() or {})
@@ -231,10 +236,14 @@ def _count(facts: Mapping[str, str]) -> int:
 
 def _parsed(line: bytes) -> Row | None:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None
     return row if _is_row(row) else None
+
+
+def _no_number(word: str) -> None:
+    raise ValueError(f"{word} is not a number that rows may hold")
 
 
 def _is_row(row: Any) -> bool:
@@ -246,7 +255,7 @@ def _is_row(row: Any) -> bool:
     )
     values = [row.get(key) for key in ("test_accuracy", "test_loss", "train_loss", "distance")]
     finite = all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values)
-    return counts and finite and all(isinstance(client, int) and client >= 0 for client in row["clients"])
+    return counts and finite and all(isinstance(client, int) and 0 <= client < MOST_CLIENTS for client in row["clients"])
 
 
 def _checksum(tensors: dict[str, Tensor]) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..config import check_kept
 from ..errors import UsageError
 from ..files import explained
 from ..metrics.history import read
@@ -24,8 +23,6 @@ class Report:
 def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
     """Read the runs at or below `paths` and write report.html, curves.png, curves.svg, availability.png, and theory-*.png if diagnosed."""
     folders = find_runs(list(paths))
-    for folder in folders:
-        check_kept(folder.config, str(folder.path / "config.toml"))
     histories = [read(folder) for folder in folders]
     if not any(history.rows for history in histories):
         raise UsageError(f"{folders[0].path} has no finished round yet: nothing to report")

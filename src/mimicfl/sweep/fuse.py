@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,16 @@ def compare(
     if not isinstance(experiment, Experiment):
         raise UsageError(f"compare takes settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
     names, numbers = runner.algorithm_list(algorithms), runner.seed_list(seeds)
-    pairs = [(a, s) for a in names for s in numbers]
-    if not pairs:
-        raise UsageError("compare needs at least one algorithm and one seed")
-    runs = [dataclasses.replace(experiment, algorithm=a, seed=s) for a, s in pairs]
-    plan = runner.named_apart([(runner.run_name(e.algorithm, e.seed), e) for e in runs])
-    found = iter(carry_out(plan, out, progress, notice).values())
+    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice).values())
     return {a: [next(found) for _ in numbers] for a in names}
+
+
+def plan_comparison(experiment: Experiment, algorithms: Sequence[str], seeds: Sequence[int]) -> Plan:
+    """Every algorithm with every seed, in that order, by the names of their folders."""
+    runs = [dataclasses.replace(experiment, algorithm=a, seed=s) for a in algorithms for s in seeds]
+    if not runs:
+        raise UsageError("compare needs at least one algorithm and one seed")
+    return runner.named_apart([(runner.run_name(e.algorithm, e.seed), e) for e in runs])
 
 
 def carry_out(
