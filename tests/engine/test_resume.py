@@ -105,7 +105,6 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
 FORKING = """
 import os, pathlib, sys, time
 import mimicfl as mf
-from mimicfl.config import from_dict
 
 folder, allowed = map(pathlib.Path, sys.argv[1:])
 
@@ -116,7 +115,7 @@ def pace(e, row, total):
 for line in sys.stdin:
     child = os.fork()
     if not child:
-        mf.run(from_dict({"rounds": 130, "num_clients": 10, "epochs": 1, "availability": "static:0.3", "checkpoint_every": 1}), folder, pace)
+        mf.run(mf.Experiment(rounds=130, num_clients=10, epochs=1, availability="static:0.3", checkpoint_every=1), folder, pace)
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
