@@ -1,5 +1,6 @@
 """Command lines with their files and folders: each ends well, or is refused with one sentence and exit code 2."""
 
+import importlib
 import json
 import shlex
 import shutil
@@ -11,7 +12,8 @@ from random import Random
 from typing import Any
 
 from . import fuzz_folders
-from .fuzz_generate import Line, generate
+from .fuzz_case import Line
+from .fuzz_generate import generate
 from .outcome import Outcome
 from .sandbox import Ended, forked
 from .shrink import shrink
@@ -53,13 +55,13 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 def prepared(folder: Path) -> Bench:
     """Everything is imported once; the children that run the trials begin from there."""
-    import matplotlib.pyplot
     import torch
 
-    import mimicfl.flower.new
     from mimicfl.cli.main import main
     from mimicfl.data.datasets import FETCHABLE
 
+    for name in ("matplotlib.pyplot", "mimicfl.flower.new"):
+        importlib.import_module(name)
     torch.set_num_threads(1)
     for source in FETCHABLE.values():  # no trial fetches data
         vars(source)["FETCHERS"] = {}
@@ -111,7 +113,11 @@ def _success(bench: Bench, line: Line, ended: Ended, place: Path, strict: bool) 
     whole = "finished" if line.copies[:1] == ("stopped",) else line.copies[0] if line.copies else ""
     if strict and line.command in ("run", "resume") and _numbers(place / line.copies[0]) != _numbers(bench.folder / "templates" / whole):
         return f"damage accepted: {line.command} ends with other numbers"
-    return "" if line.damage is not None else next((trouble for run in place.rglob("config.toml") if (trouble := _implausible(run.parent))), "")
+    return (
+        ""
+        if line.damage is not None
+        else next((trouble for run in place.rglob("config.toml") if (trouble := _implausible(run.parent))), "")
+    )
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
@@ -146,4 +152,3 @@ def reproduction(bench: Bench, line: Line, detail: str) -> str:
         line = replace(line, options=shrink(line.options, lambda options: same(replace(line, options=options))))
         line = replace(line, lines=shrink(line.lines, lambda lines: same(replace(line, lines=lines))))
     return line.shell()
-
