@@ -33,6 +33,11 @@ def test_a_part_that_dies_or_does_nothing_has_failed(tmp_path, seed, reason, las
     assert reason in failed[0].detail
 
 
+def test_a_part_that_died_continues_with_the_next_seed_while_there_is_time(tmp_path):
+    outcomes = run({"odd": Entry("tests.soak.odd_part")}, DIES, 60.0, 3, tmp_path, lambda _: None, every=0.05)
+    assert [outcome.seed for outcome in outcomes] == [DIES, DIES + 1, DIES + 2, DIES + 3, DIES + 4]
+
+
 def test_a_part_that_hangs_is_ended_and_has_failed(tmp_path):
     last = found(tmp_path, HANGS, patience=0.05)[-1]
     assert (last.verdict, "no outcome" in last.detail) == ("failed", True)
