@@ -45,7 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"which parts: {', '.join(PARTS)} (default all)")
     parser.add_argument("--minutes", type=float, help=f"how long (default {MINUTES:g}, with --trials no limit)", metavar="M")
-    parser.add_argument("--seed", type=int, default=0, help="of the first trial of each part; trial k has the seed S + k (default 0)", metavar="S")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the first trial of each part; trial k has the seed S + k (default 0)", metavar="S"
+    )
     parser.add_argument("--trials", type=int, default=0, help="trials of each part (default: as many as the time allows)", metavar="N")
     parser.add_argument("--out", type=Path, help="folder for the outcomes and the table (default runs/soak-TIME)", metavar="DIR")
     return parser
@@ -68,7 +70,9 @@ class Progress:
     def __call__(self, processes: list[Process]) -> None:
         outcomes = [outcome for process in processes for outcome in process.outcomes]
         parts = list(dict.fromkeys(process.part for process in processes))
-        said = [f"{part:20} {n:>8} tried {ok:>8} ok {no:>8} refused {bad:>6} failed" for part, n, ok, no, bad, _ in table.lines(outcomes, parts)]
+        said = [
+            f"{part:20} {n:>8} tried {ok:>8} ok {no:>8} refused {bad:>6} failed" for part, n, ok, no, bad, _ in table.lines(outcomes, parts)
+        ]
         if self.console.is_terminal:
             self.live.update(Text("\n".join(said)))
         elif time.monotonic() - self.printed > 30:

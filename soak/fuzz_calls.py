@@ -1,5 +1,6 @@
 """Calls of the Python interface with right and wrong arguments: each gives a plausible result, or raises `UsageError`."""
 
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -16,11 +17,9 @@ PRELUDE = "from soak.prelude import *"
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    import pandas
     import torch
 
-    import mimicfl.runner
-
+    importlib.import_module("pandas")  # in the parent once, not in every child
     torch.set_num_threads(1)
     fuzz_folders.templates(folder / "templates")
     shrunk: set[str] = set()

@@ -90,7 +90,7 @@ def mix_lines(rng: Random, file: Path) -> str:
     lines = file.read_bytes().splitlines(keepends=True)
     way = rng.randrange(3)
     at = rng.randrange(len(lines))
-    mixed = [lines[:at] + lines[at + 1 :], lines[:at] + [lines[at]] + lines[at:], lines[::-1]][way]
+    mixed = [lines[:at] + lines[at + 1 :], [*lines[:at], lines[at], *lines[at:]], lines[::-1]][way]
     file.write_bytes(b"".join(mixed))
     return ["a line removed", "a line doubled", "lines in reverse"][way]
 

@@ -1,13 +1,24 @@
 """Random command lines."""
 
-import shlex
-from dataclasses import dataclass, field
 from random import Random
 
 from . import fuzz_settings as toml
-from .fuzz_values import ALGORITHMS, BASE, ODD, PATTERNS, SETTINGS, WRONG_ALGORITHMS, WRONG_PATTERNS, Values, harmless, mutated, number, whole
+from .fuzz_case import Line, Option
+from .fuzz_values import (
+    ALGORITHMS,
+    BASE,
+    ODD,
+    PATTERNS,
+    SETTINGS,
+    WRONG_ALGORITHMS,
+    WRONG_PATTERNS,
+    Values,
+    harmless,
+    mutated,
+    number,
+    whole,
+)
 
-Option = tuple[str, ...]  # --name and its values, or a single word
 SEEDS = Values(["1", "2", "0,3", "4,", "1,1"], ["x", "-1", "0", "1.5", "1,x", "nan", "99999"])
 OUT = Values(["out", "new/deep/out", "mit leer zeichen"], ["plugin.py"])
 PATHS = ["finished", "other", "stopped", "compared", "objects", "diagnosed"]
@@ -16,62 +27,20 @@ STUDIES = Values(["table-4-fmnist", "table-4-cifar10"], ["table-9", "", "Table-4
 UNKNOWN = ["--nonsense", "--round", "-x", "--rounds-", "--älgo", "--=3", "--outt=3"]
 
 
-@dataclass(frozen=True)
-class Line:
-    """A command with its options, the files beside it, and the runs it finds there.
-
-    wrong     what in it must be refused; empty: it may end either way
-    damage    seed of the damage to the first of `copies`
-    """
-
-    command: str
-    options: list[Option]
-    lines: list[str] = field(default_factory=list)
-    encoding: int | None = None  # seed of the form in which `lines` become settings.toml; None: there is no such file
-    beside: dict[str, bytes] = field(default_factory=dict)
-    copies: tuple[str, ...] = ()
-    damage: int | None = None
-    claims: tuple[Option, ...] = ()  # options that must be refused if they are the last of their name
-    in_file: tuple[tuple[str, int], ...] = ()  # lines of the file that must be refused if they stand there so many times
-
-    @property
-    def argv(self) -> list[str]:
-        return [*([self.command] if self.command != "(none)" else []), *(word for option in self.options for word in option)]
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        return self.beside | ({} if self.encoding is None else {"settings.toml": toml.encoded(Random(self.encoding), self.lines)})
-
-    @property
-    def wrong(self) -> str:
-        if any(option[0] in ("--help", "-h", "--version") for option in self.options):
-            return ""
-        last = {option[0].partition("=")[0]: option for option in self.options}
-        found = [" ".join(option) for option in self.claims if option in (last.get(option[0]), last.get(option[0].partition("=")[0]))]
-        file_used = any(option == ("settings.toml",) for option in self.options) and self.encoding is not None
-        given = {name.lstrip("-").replace("-", "_") for name in last}
-        found += [f"{text} in the file" for text, times in self.in_file if file_used and self.lines.count(text) >= times and not _wins(given, text)]
-        return "; ".join(found)
-
-    def shell(self) -> str:
-        """How to see it by hand."""
-        used = " ".join(self.argv)
-        files = [f"settings.toml (as bytes): {content!r}" for name, content in self.files.items() if name == "settings.toml"]
-        files += [f"{name}: {content.decode()!r}" for name, content in self.files.items() if name != "settings.toml" and name in used]
-        runs = [f"runs beside it: {', '.join(self.copies)}"] if self.copies else []
-        return "\n".join([*files, *runs, f"mimicfl {shlex.join(self.argv)}"])
-
-
-def _wins(given: set[str], text: str) -> bool:
-    """Does an option on the command line replace this line of the file?"""
-    name = text.partition(" ")[0].replace("-", "_")
-    pair = {"rounds": "uploads", "uploads": "rounds", "epochs": "steps", "steps": "epochs", "num_clients": "clients", "plugins": "plugin"}.get(name)
-    return name in given or pair in given
-
-
 def generate(rng: Random) -> Line:
     """One of the commands, each about as often as its time allows."""
-    makers = [(run, 34), (compare, 4), (sweep, 7), (damaged, 12), (look, 5), (availability, 14), (reproduce, 6), (data, 4), (flower, 3), (bench, 2)]
+    makers = [
+        (run, 34),
+        (compare, 4),
+        (sweep, 7),
+        (damaged, 12),
+        (look, 5),
+        (availability, 14),
+        (reproduce, 6),
+        (data, 4),
+        (flower, 3),
+        (bench, 2),
+    ]
     maker = rng.choices([maker for maker, _ in [*makers, (odd, 3)]], [weight for _, weight in [*makers, (odd, 3)]])[0]
     line = maker(rng)
     if rng.random() < 0.04:
@@ -121,15 +90,30 @@ def _options(rng: Random, table: dict[str, Values], base: dict[str, str], most: 
 
 def _bounded(options: list[Option]) -> list[Option]:
     """Nothing that is right and takes long: a mutated `3` may be `33`, which is still a small number."""
-    heavy = ("--rounds", "--uploads", "--epochs", "--steps", "--clients", "--num-clients", "--repeats", "--cohorts", "--batch-size", "--threads")
+    heavy = (
+        "--rounds",
+        "--uploads",
+        "--epochs",
+        "--steps",
+        "--clients",
+        "--num-clients",
+        "--repeats",
+        "--cohorts",
+        "--batch-size",
+        "--threads",
+    )
     return [
-        (option[0], "33") if len(option) == 2 and option[0] in heavy and option[1].strip().isdigit() and 33 < float(option[1].strip()) < 1e9 else option
+        (option[0], "33")
+        if len(option) == 2 and option[0] in heavy and option[1].strip().isdigit() and 33 < float(option[1].strip()) < 1e9
+        else option
         for option in options
     ]
 
 
 def _file(rng: Random, grid: bool = False) -> dict[str, object]:
-    lines, wrong = toml.settings(rng, {} if rng.random() < 0.1 else {key: value for key, value in BASE.items() if not grid or key != "rounds"})
+    lines, wrong = toml.settings(
+        rng, {} if rng.random() < 0.1 else {key: value for key, value in BASE.items() if not grid or key != "rounds"}
+    )
     if grid:
         lines += toml.grid(rng)
         wrong = []
@@ -144,7 +128,12 @@ def run(rng: Random) -> Line:
         options += [("--availability", rng.choice(["explicit:schedule.csv", "explicit:schedule.json", "explicit:plugin.py"]))]
     if rng.random() < 0.25:
         file = _file(rng)
-        return Line("run", [(rng.choice(["settings.toml"] * 9 + [".", "plugin.py"]),), *options[: rng.randrange(4)]], beside=toml.companions(rng), **file)  # type: ignore[arg-type]
+        return Line(
+            "run",
+            [(rng.choice(["settings.toml"] * 9 + [".", "plugin.py"]),), *options[: rng.randrange(4)]],
+            beside=toml.companions(rng),
+            **file,
+        )  # type: ignore[arg-type]
     return Line("run", options, beside=toml.companions(rng), claims=claims)
 
 
@@ -162,13 +151,20 @@ def sweep(rng: Random) -> Line:
     options, claims = _options(rng, {name: SETTINGS[name] for name in ONLY} | {"out": OUT}, {}, most=1)
     options, claims = (options, claims) if rng.random() < 0.3 else ([], ())
     file = _file(rng, grid=True)
-    return Line("sweep", [(rng.choice(["settings.toml"] * 12 + ["plugin.py", ".", "nowhere.toml"]),), *options], beside=toml.companions(rng), **file)  # type: ignore[arg-type]
+    return Line(
+        "sweep", [(rng.choice(["settings.toml"] * 12 + ["plugin.py", ".", "nowhere.toml"]),), *options], beside=toml.companions(rng), **file
+    )  # type: ignore[arg-type]
 
 
 def damaged(rng: Random) -> Line:
     """A command on a run folder, most of them damaged."""
     name = rng.choice(["finished"] * 5 + ["stopped"] * 3 + ["diagnosed", "objects"])
-    commands: list[tuple[str, list[Option]]] = [("report", [(name,)]), ("resume", [(name,)]), ("theory", [("check",), (name,)]), ("theory", [("show",), (name,)])]
+    commands: list[tuple[str, list[Option]]] = [
+        ("report", [(name,)]),
+        ("resume", [(name,)]),
+        ("theory", [("check",), (name,)]),
+        ("theory", [("show",), (name,)]),
+    ]
     again = [(_flag(rng, key), value) for key, value in (BASE | {"rounds": "3", "checkpoint_every": "1"}).items()]
     commands += [("run", [*again, ("--out", name)]), ("report", [(name,), ("--out", "elsewhere")])]
     weights = [6, 8, 1, 1, 6, 1] if name in ("finished", "stopped") else [3, 3, 1, 1, 1, 0]
@@ -178,7 +174,10 @@ def damaged(rng: Random) -> Line:
 
 def look(rng: Random) -> Line:
     """`report`, `resume` and `theory` on what is there and what is not."""
-    paths = [rng.choice([*PATHS, *PATHS, "nowhere", "", ".", "plugin.py", "finished/rows.jsonl", mutated(rng, "finished")]) for _ in range(rng.randrange(0, 3))]
+    paths = [
+        rng.choice([*PATHS, *PATHS, "nowhere", "", ".", "plugin.py", "finished/rows.jsonl", mutated(rng, "finished")])
+        for _ in range(rng.randrange(0, 3))
+    ]
     words: list[Option] = [(path,) for path in paths]
     command = rng.choice(["report", "resume", "resume", "theory"])
     if command == "theory":
@@ -186,7 +185,9 @@ def look(rng: Random) -> Line:
         options, _ = _options(rng, table, {}, most=2)
         words = [(rng.choice(["check", "check", "show", "check ", "look"]),), *words, *options]
     elif command == "report":
-        words += rng.choice([[], [], [("--out", "elsewhere")], [("--paper",)], [("--records", "nowhere"), ("--paper",)], [("--out", "plugin.py")]])
+        words += rng.choice(
+            [[], [], [("--out", "elsewhere")], [("--paper",)], [("--records", "nowhere"), ("--paper",)], [("--out", "plugin.py")]]
+        )
     elif rng.random() < 0.3:
         words += [("--plugin", rng.choice(SETTINGS["plugins"].right + SETTINGS["plugins"].wrong))]
     return Line(command, words, beside=toml.companions(rng), copies=tuple(dict.fromkeys(path for path in paths if path in PATHS)))
@@ -196,16 +197,32 @@ def availability(rng: Random) -> Line:
     table = {"clients": whole(1, 4, 70), "rounds": whole(1, 5, 150), "seed": whole(0, 3, none=True), "plugins": SETTINGS["plugins"]}
     table |= {"out": Values(["s.png"], ["s", "s.gif", ".png.", "nowhere"]), "dataset": Values(["digits"])}
     options, claims = _options(rng, table, {} if rng.random() < 0.5 else {"rounds": "4", "clients": "4"}, most=2)
-    spec = rng.choice([rng.choice(PATTERNS), rng.choice(WRONG_PATTERNS), mutated(rng, rng.choice(PATTERNS)), "explicit:schedule.csv", "explicit:schedule.json"])
+    spec = rng.choice(
+        [
+            rng.choice(PATTERNS),
+            rng.choice(WRONG_PATTERNS),
+            mutated(rng, rng.choice(PATTERNS)),
+            "explicit:schedule.csv",
+            "explicit:schedule.json",
+        ]
+    )
     words: list[Option] = [("show",) if rng.random() < 0.97 else ("draw",), (spec,)]
     return Line("availability", [*words, *options], beside=toml.companions(rng), claims=claims)
 
 
 def reproduce(rng: Random) -> Line:
-    table = {"seeds": SEEDS, "scale": number("0.01", "0.1", wrong=("0",)), "minutes": number("0", "1"), "records": Values(["records"]), "out": OUT}
+    table = {
+        "seeds": SEEDS,
+        "scale": number("0.01", "0.1", wrong=("0",)),
+        "minutes": number("0", "1"),
+        "records": Values(["records"]),
+        "out": OUT,
+    }
     options, _ = _options(rng, table | {name: SETTINGS[name] for name in ONLY}, {}, most=2)
     names = [(rng.choice(STUDIES.right + STUDIES.wrong),) for _ in range(rng.randrange(0, 2))]
-    flags: list[Option] = [(flag,) for flag in ("--list", "--status", "--again") if rng.random() < (0.5 if flag == "--list" or names else 0.05)]
+    flags: list[Option] = [
+        (flag,) for flag in ("--list", "--status", "--again") if rng.random() < (0.5 if flag == "--list" or names else 0.05)
+    ]
     more: list[Option] = [("--algorithms", rng.choice(["mimic", "fedavg", "nobody"]))] if rng.random() < 0.5 else []
     more += [("--columns", rng.choice(["10%", "x", ""]))] if rng.random() < 0.3 else []
     return Line("reproduce", [*names, *flags, *options, *more], beside=toml.companions(rng))
@@ -214,16 +231,28 @@ def reproduce(rng: Random) -> Line:
 def data(rng: Random) -> Line:
     words: list[Option] = [(rng.choice(["list", "list", "fetch", "fetch", "get", mutated(rng, "list")]),)]
     words += [(rng.choice(["fmnist", "cifar10", "digits", "synthetic", "mnist", "", *ODD]),)] * (rng.random() < 0.7)
-    return Line("data", words + ([("--path", rng.choice([".", "nowhere", "plugin.py", ""]))] if rng.random() < 0.4 else []), beside=toml.companions(rng))
+    return Line(
+        "data",
+        words + ([("--path", rng.choice([".", "nowhere", "plugin.py", ""]))] if rng.random() < 0.4 else []),
+        beside=toml.companions(rng),
+    )
 
 
 def flower(rng: Random) -> Line:
-    name = rng.choice(["my-app", "a/b/app", "app2", "plugin.py", ".", "..", "9lives", "torch", "tests", "ünïcode", "a b", mutated(rng, "my-app"), ""])
+    name = rng.choice(
+        ["my-app", "a/b/app", "app2", "plugin.py", ".", "..", "9lives", "torch", "tests", "ünïcode", "a b", mutated(rng, "my-app"), ""]
+    )
     return Line("flower", [("new",) if rng.random() < 0.9 else ("old",), (name,)], beside=toml.companions(rng))
 
 
 def bench(rng: Random) -> Line:
-    table = {"model": Values(["logistic"], SETTINGS["model"].wrong[:5]), "batch-size": whole(2), "steps": whole(1), "repeats": whole(1), "threads": whole(1)}
+    table = {
+        "model": Values(["logistic"], SETTINGS["model"].wrong[:5]),
+        "batch-size": whole(2),
+        "steps": whole(1),
+        "repeats": whole(1),
+        "threads": whole(1),
+    }
     table |= {"cohorts": Values(["1", "1,2"], ["", "x", "0", "-1", "1,,2"]), "engines": Values(["workers"], ["fast", "plain,x"])}
     table |= {"device": Values(["cpu"], SETTINGS["device"].wrong[1:]), "precision": SETTINGS["precision"]}
     small = {"model": "logistic", "steps": "1", "repeats": "1", "cohorts": "1", "engines": "workers"}
@@ -233,7 +262,9 @@ def bench(rng: Random) -> Line:
 
 def odd(rng: Random) -> Line:
     """Not even a command."""
-    words = [rng.choice([*ODD, "--help", "--version", "-h", "--", "demo --rounds", "comapre", "Run", "run"]) for _ in range(rng.randrange(0, 3))]
+    words = [
+        rng.choice([*ODD, "--help", "--version", "-h", "--", "demo --rounds", "comapre", "Run", "run"]) for _ in range(rng.randrange(0, 3))
+    ]
     if rng.random() < 0.3:
         return Line("demo", [("--rounds", "3")], claims=(("--rounds", "3"),))
     return Line("(none)", [(word,) for word in words])

@@ -1,5 +1,6 @@
 """Command lines with their files and folders: each ends well, or is refused with one sentence and exit code 2."""
 
+import importlib
 import json
 import shlex
 import shutil
@@ -11,7 +12,8 @@ from random import Random
 from typing import Any
 
 from . import fuzz_folders
-from .fuzz_generate import Line, generate
+from .fuzz_case import Line
+from .fuzz_generate import generate
 from .outcome import Outcome
 from .sandbox import Ended, forked
 from .shrink import shrink
@@ -53,13 +55,13 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 def prepared(folder: Path) -> Bench:
     """Everything is imported once; the children that run the trials begin from there."""
-    import matplotlib.pyplot
     import torch
 
-    import mimicfl.flower.new
     from mimicfl.cli.main import main
     from mimicfl.data.datasets import FETCHABLE
 
+    for name in ("matplotlib.pyplot", "mimicfl.flower.new"):
+        importlib.import_module(name)
     torch.set_num_threads(1)
     for source in FETCHABLE.values():  # no trial fetches data
         vars(source)["FETCHERS"] = {}
@@ -72,7 +74,7 @@ def trial(bench: Bench, seed: int) -> Outcome:
     verdict, detail, said = judge(bench, line)
     counts = {line.command: 1} | ({"damaged folders": 1} if line.damage is not None else {})
     what = " · ".join(filter(None, [shlex.join(line.argv)[:300], said]))
-    again = reproduction(bench, line, detail) if verdict == "failed" else ""
+    again = reproduction(bench, line, detail, said) if verdict == "failed" else ""
     return Outcome(PART, verdict, seed, what, detail, again, counts)
 
 
@@ -109,18 +111,32 @@ def _success(bench: Bench, line: Line, ended: Ended, place: Path, strict: bool) 
     if strict and line.command == "report" and ended.out != bench.undamaged(line):
         return "damage accepted: report prints other numbers than before"
     whole = "finished" if line.copies[:1] == ("stopped",) else line.copies[0] if line.copies else ""
-    if strict and line.command in ("run", "resume") and _numbers(place / line.copies[0]) != _numbers(bench.folder / "templates" / whole):
+    if strict and line.command in ("run", "resume") and not _as_before(place / line.copies[0], bench.folder / "templates" / whole):
         return f"damage accepted: {line.command} ends with other numbers"
-    return "" if line.damage is not None else next((trouble for run in place.rglob("config.toml") if (trouble := _implausible(run.parent))), "")
+    return (
+        ""
+        if line.damage is not None
+        else next((trouble for run in place.rglob("config.toml") if (trouble := _implausible(run.parent))), "")
+    )
 
 
 def _rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(text) for text in (run / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def _numbers(run: Path) -> list[dict[str, Any]]:
-    """Rows without what differs from one time to the next."""
-    return [{key: row[key] for key in ("round", "clients", "train_loss", "test_loss", "test_accuracy", "uploads")} for row in _rows(run)]
+def _as_before(run: Path, whole: Path) -> bool:
+    """Does a run begin with all rows of an undamaged one? Time differs, and what follows the last row is never read."""
+    expected = _rows(whole)
+    try:
+        lines = (run / "rows.jsonl").read_bytes().split(b"\n")[: len(expected)]
+        return [_timeless(json.loads(line)) for line in lines] == [_timeless(row) for row in expected]
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _timeless(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from one time to the next."""
+    return {key: row.get(key) for key in ("round", "clients", "train_loss", "test_loss", "test_accuracy", "uploads")}
 
 
 def _implausible(run: Path) -> str:
@@ -134,7 +150,7 @@ def _implausible(run: Path) -> str:
     return "" if all(0 <= share <= 1 for share in shares) else "implausible: an accuracy outside [0, 1]"
 
 
-def reproduction(bench: Bench, line: Line, detail: str) -> str:
+def reproduction(bench: Bench, line: Line, detail: str, said: str) -> str:
     """The smallest line of the same kind of failure, as a shell would run it; each kind is made small once."""
     kind = detail.partition("\n")[0]
     if kind not in bench.shrunk and not kind.startswith("hang"):
@@ -145,5 +161,4 @@ def reproduction(bench: Bench, line: Line, detail: str) -> str:
 
         line = replace(line, options=shrink(line.options, lambda options: same(replace(line, options=options))))
         line = replace(line, lines=shrink(line.lines, lambda lines: same(replace(line, lines=lines))))
-    return line.shell()
-
+    return "\n".join([*([f"damaged: {said}"] if said else []), line.shell()])

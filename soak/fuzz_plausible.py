@@ -14,7 +14,7 @@ from .fuzz_arguments import Call
 def implausible(call: Call, found: Any, again: Any, strict: bool) -> str:
     """What is wrong with a result, or nothing; `again` is the result of the same call, `strict` says that damage must not show."""
     for history in _histories(found):
-        if trouble := _history(history):
+        if trouble := _history(history, ended="stop" not in call.text):
             return f"implausible: {call.name}: {trouble}"
     if call.twice and any(not _same(a, b) for a, b in zip(_histories(found), _histories(again), strict=True)):
         return f"implausible: {call.name}: the same call gives other bits"
@@ -29,13 +29,13 @@ def _histories(found: Any) -> list[mf.History]:
     return [history for group in found.values() for history in group] if isinstance(found, dict) else []
 
 
-def _history(history: mf.History) -> str:
+def _history(history: mf.History, ended: bool) -> str:
     if not history.rows or not bool(torch.isfinite(history.params).all()):
         return "no rows, or parameters that are not finite"
     if [row["round"] for row in history.rows] != list(range(len(history.rows))):
         return "rounds out of order"
     asked = history.config.get("rounds")
-    if asked and len(history.rows) != asked and not history.config.get("uploads"):
+    if ended and asked and len(history.rows) != asked and not history.config.get("uploads"):
         return f"{len(history.rows)} rows where {asked} rounds were asked for"
     shares = [row["test_accuracy"] for row in history.rows if row["test_accuracy"] is not None] + list(history.client_accuracy)
     if not all(0 <= share <= 1 for share in shares):

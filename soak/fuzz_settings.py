@@ -9,18 +9,64 @@ NUMBERS = ("num_clients", "rounds", "uploads", "epochs", "steps", "seed", "eval_
 REALS = ("weight_decay", "momentum", "clip_norm")
 # Of a type that no setting has: refused wherever they stand.
 WRONG = ["[[]]", "{ a = 1 }", "2020-01-01", "12:00:00", "[1, [2, 3]]", "true", "[{}]"]
-ODD = ["nan", "-inf", "1e400", "9" * 40, "-1", "0", "1.0", '""', "'x'", '"\\u0000"', '"a\\u0000.py"', '"""\nx"""', '"\\uD7FF"', "[]", '["a", "b"]', "0x7f"]
-BROKEN = ["=", "a =", "a = ", "[", "[a", "]", "a = 'x", 'a = "\\q"', "a = 1 2", "rounds = 01", "= 3", "a b = 1", "[grid]\n[grid]", "\0", "a = \x01"]
+ODD = [
+    "nan",
+    "-inf",
+    "1e400",
+    "9" * 40,
+    "-1",
+    "0",
+    "1.0",
+    '""',
+    "'x'",
+    '"\\u0000"',
+    '"a\\u0000.py"',
+    '"""\nx"""',
+    '"\\uD7FF"',
+    "[]",
+    '["a", "b"]',
+    "0x7f",
+]
+BROKEN = [
+    "=",
+    "a =",
+    "a = ",
+    "[",
+    "[a",
+    "]",
+    "a = 'x",
+    'a = "\\q"',
+    "a = 1 2",
+    "rounds = 01",
+    "= 3",
+    "a b = 1",
+    "[grid]\n[grid]",
+    "\0",
+    "a = \x01",
+]
 UNKNOWN = ["round", "rouns", "a.b", '"a b"', '""', "Rounds", "_rounds", "grid.x", "source", "id"]
 GRIDS = {
-    "algorithm": ['["fedavg", "mimic"]', '["fedavg"]', '["fedau", "fedau:cutoff=50"]', '["nonsense"]', "[1]", "[[]]", "[]", '"mimic"', "[nan]"],
+    "algorithm": [
+        '["fedavg", "mimic"]',
+        '["fedavg"]',
+        '["fedau", "fedau:cutoff=50"]',
+        '["nonsense"]',
+        "[1]",
+        "[[]]",
+        "[]",
+        '"mimic"',
+        "[nan]",
+    ],
     "seed": ["1", "2", "[0, 3]", "0", "-1", "[0, 0]", "[-1]", "true", '["1"]', "1.5", "9" * 20],
     "lr": ["[0.1, 0.01]", '["geometric:0.1,0.9"]', "[0, 0.0]", "[nan]", "{ a = 1 }", "[0.1, 0.10]"],
     "rounds": ["[1]", "[1, 2]", "[0]", "3", '["x"]', "[true]"],
     "availability": ['["always", "static:0.5"]', '["alwys"]', '["always", "always"]'],
     "nonsense": ["[1]"],
 }
-BOMB = [f"{name} = [{', '.join(map(str, range(1, 80)))}]" for name in ("seed", "rounds", "num_clients", "eval_every", "checkpoint_every", "batch_size")]
+BOMB = [
+    f"{name} = [{', '.join(map(str, range(1, 80)))}]"
+    for name in ("seed", "rounds", "num_clients", "eval_every", "checkpoint_every", "batch_size")
+]
 
 
 def literal(name: str, text: str) -> str:
@@ -78,16 +124,42 @@ def encoded(rng: Random, lines: list[str]) -> bytes:
     if way < 0.93:
         return mutated(rng, text).encode("utf-8", "surrogatepass")
     raw = text.encode("utf-8", "surrogatepass")
-    return rng.choice([b"\xff\xfe" + text.encode("utf-16-le", "surrogatepass"), b"\xef\xbb\xbf" + raw, raw + b"\xe9", raw.replace(b"\n", b"\r"), raw[:-3], b"", b"\0" * 9])
+    return rng.choice(
+        [
+            b"\xff\xfe" + text.encode("utf-16-le", "surrogatepass"),
+            b"\xef\xbb\xbf" + raw,
+            raw + b"\xe9",
+            raw.replace(b"\n", b"\r"),
+            raw[:-3],
+            b"",
+            b"\0" * 9,
+        ]
+    )
 
 
 PLUGIN = """
 import mimicfl as mf
 mf.register("own", type("Own", (mf.FedAvg,), {}))
 """
-SCHEDULES = ["1,1,1,1\n1,0,1,1\n0,1,1,0\n", "", "a,b\n", "1,1\n1\n", "2,1,1,1\n", "[[1,0,1,1],[1,1,1,1]]", "nan,1,1,1\n", "\0", "# only\n", "{}"]
+SCHEDULES = [
+    "1,1,1,1\n1,0,1,1\n0,1,1,0\n",
+    "",
+    "a,b\n",
+    "1,1\n1\n",
+    "2,1,1,1\n",
+    "[[1,0,1,1],[1,1,1,1]]",
+    "nan,1,1,1\n",
+    "\0",
+    "# only\n",
+    "{}",
+]
 
 
 def companions(rng: Random) -> dict[str, bytes]:
     """Plugins and schedules beside every command line."""
-    return {"plugin.py": PLUGIN.encode(), "broken.py": b"import nowhere\n", "schedule.csv": rng.choice(SCHEDULES).encode(), "schedule.json": rng.choice(SCHEDULES).encode()}
+    return {
+        "plugin.py": PLUGIN.encode(),
+        "broken.py": b"import nowhere\n",
+        "schedule.csv": rng.choice(SCHEDULES).encode(),
+        "schedule.json": rng.choice(SCHEDULES).encode(),
+    }

@@ -33,6 +33,7 @@ class Process:
     heard: float = field(default_factory=time.monotonic)
     read: int = 0
     ended: bool = False
+    broken: bool = False
 
     def listen(self) -> None:
         """Read the whole lines that are new."""
@@ -59,6 +60,7 @@ class Process:
 
     def _fail(self, reason: str) -> None:
         self.stop()
+        self.broken = True
         seed = self.outcomes[-1].seed + 1 if self.outcomes else self.seed
         again = f'python -m soak "{self.part}" --seed {seed} --trials 1'
         detail = f"{reason}\n{_tail(self.log)}".strip()
@@ -82,12 +84,16 @@ def run(
         for name, entry in parts.items()
         for k in range(beside if entry.spread and not trials else 1)
     ]
+    limit = time.monotonic() + 60 * minutes
     try:
         while not all(process.ended for process in processes):
             time.sleep(every)
-            for process in processes:
-                if not process.ended:
-                    process.watch()
+            for process in [process for process in processes if not process.ended]:
+                process.watch()
+                left = (limit - time.monotonic()) / 60
+                if process.broken and process.outcomes[1:] and left > 0:  # the next seeds still deserve their time
+                    number = sum(other.part == process.part for other in processes)
+                    processes.append(_start(process.part, process.entry, process.outcomes[-1].seed + 1, left, trials, out, number))
             show(processes)
     except KeyboardInterrupt:
         print("\nstopped; this is what was found so far", file=sys.stderr)

@@ -116,6 +116,8 @@ def _alive(group: int) -> bool:
 
 def site(text: str) -> str:
     """The error and the last line of the package in a traceback: what two failures of one cause have in common."""
-    error = next((line for line in reversed(text.strip().splitlines()) if re.match(r"[\w.]+(Error|Exception|Warning|Exit|Interrupt)?\b", line)), "?")
+    error = next(
+        (line for line in reversed(text.strip().splitlines()) if re.match(r"[\w.]+(Error|Exception|Warning|Exit|Interrupt)?\b", line)), "?"
+    )
     frames = re.findall(r'File "[^"]*/(mimicfl/[^"]+)", line (\d+)', text)
     return f"{error.partition(':')[0]} at {':'.join(frames[-1]) if frames else 'unknown place'}"

@@ -41,7 +41,7 @@ def _paragraph(part: str, kind: str, found: list[Outcome]) -> str:
     rest = smallest.detail.partition("\n")[2].strip()
     parts = [
         f"{part}: {kind}",
-        f"{len(found)} times; seeds {seeds}; again: python -m soak \"{part}\" --seed {smallest.seed} --trials 1",
+        f'{len(found)} times; seeds {seeds}; again: python -m soak "{part}" --seed {smallest.seed} --trials 1',
         f"trial {smallest.seed}: {smallest.what}",
         *([rest] if rest else []),
         *(["reproduce:", *(f"    {line}" for line in smallest.reproduce.splitlines())] if smallest.reproduce else []),
