@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from mimicfl.seeds import stream
 
 from . import jobs, moments
@@ -181,7 +183,7 @@ class Trial:
         """The disk is full at some moment; then there is room again."""
         disk = self.folder / "disk"
         whole, largest = self.sizes
-        share = float(self.chance.uniform(0.02, 1))
+        share = float(np.exp(self.chance.uniform(np.log(0.02), 0)))
         with small_disk(disk, max(16384, int(share * whole))) as mounted:
             self.out = disk / "out"
             limited = not mounted or self.chance.random() < 0.4
