@@ -34,6 +34,7 @@ ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 
 # Files whose changes are waited for, and how many changes at the most.
 AIMS = {"config.toml": 1, "env.json": 1, ".part": 8, ".tmp": 8, "rows.jsonl": 8, "checkpoint.safetensors": 8, "final.safetensors": 2}
 REPORTS = {"report.html": 1, ".png": 2}
+GPU = Path("/dev/nvidiactl")  # looked for in this way, since a process that has asked CUDA cannot fork
 WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
 HANGS = 300.0  # seconds without an end after which a command hangs
@@ -77,7 +78,10 @@ class Trial:
 
     def _job(self) -> Job:
         command, engine = COMMANDS[self.seed % len(COMMANDS)], ENGINES[self.seed % len(ENGINES)]
-        return jobs.draw(command, engine, int(self.chance.integers(jobs.VARIANTS)))
+        variant = int(self.chance.integers(jobs.VARIANTS))
+        if self.seed % 7 == 6 and GPU.exists():
+            return jobs.draw(command, ("streams", "batched")[self.seed % 2], variant, "cuda")
+        return jobs.draw(command, engine, variant)
 
     def outcome(self) -> Outcome:
         for name in ("files", "tmp", "processes"):

@@ -136,7 +136,7 @@ class Clients(Trial):
         turn = self.seed // 3  # one after another: there are few trials of this size
         common = {
             "rounds": rounds,
-            "partition": ("iid", "shards", "dirichlet", "classes")[turn % 4],
+            "partition": ("iid", "shards", "classes")[turn % 3],
             "algorithm": ("mimic", "scaffold", "mifa", "fedvarp", "fedau")[turn % 5],
             "seed": int(self.chance.integers(1000)),
         }
