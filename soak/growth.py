@@ -44,7 +44,7 @@ def many_rounds(settings: dict[str, Any], out: str) -> dict[str, Any]:
     return {"marks": marks, "resume": resumed[1] - resumed[0], "again": time.process_time() - again, "sizes": _tenths(sizes)}
 
 
-def many_clients(num_clients: int, rounds: int, partition: str, availability: str, algorithm: str, seed: int) -> dict[str, Any]:
+def many_clients(num_clients: int, rounds: int, partition: str, availability: str, algorithm: str, seed: int, out: str) -> dict[str, Any]:
     """A few sparse rounds of a large population: seconds of CPU by stage, and the memory they took."""
     before, began = usage(), time.process_time()
     rng = np.random.default_rng(seed)
@@ -56,10 +56,9 @@ def many_clients(num_clients: int, rounds: int, partition: str, availability: st
     torch.manual_seed(seed)
     model = torch.nn.Linear(DIM, 10)
     marks: list[float] = []
-    local = mf.LocalSGD(steps=2, batch_size=2, lr=0.01)
-    history = mf.simulate(
-        model, data, split, algorithm, availability, rounds, local=local, seed=seed, progress=lambda *_: marks.append(time.process_time())
-    )
+    how: dict[str, Any] = {"local": mf.LocalSGD(steps=2, batch_size=2, lr=0.01), "seed": seed, "out": out}
+    how["progress"] = lambda *_: marks.append(time.process_time())
+    history = mf.simulate(model, data, split, algorithm, availability, rounds, **how)
     assert len(history.rows) == rounds
     stages = {
         "partition": cut - began,

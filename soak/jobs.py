@@ -17,6 +17,7 @@ from .processes import Server
 VARIANTS = 4  # experiments per command and engine: few, so that their references are used often
 ALGORITHMS = ("fedavg", "fedprox:mu=0.1", "scaffold", "mifa:never_seen=exclude", "mimic", "fedvarp", "fedau:cutoff=3", "fedavgm")
 AVAILABILITY = ("always", "static:0.4", "time-varying:0.3", "markov:0.3,0.5", "bounded:4", "cyclic:5,2", "label-correlated:rare=0.2")
+LANES = {"batched": 8, "streams": 4}
 Result = dict[str, dict[str, Any]]  # per run folder: a digest per tensor, and the rows
 
 
@@ -52,7 +53,7 @@ class Job:
         return f"\n[grid]\nalgorithm = {json.dumps(self.algorithms)}\nseed = {self.seeds}\nlr = [0.1]\n"
 
 
-def draw(command: str, engine: str, variant: int) -> Job:
+def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
     """The experiment of this number; it is the same in every soak."""
     chance = stream(variant, f"soak {command} {engine}")
     processes = engine == "workers"
@@ -77,14 +78,16 @@ def draw(command: str, engine: str, variant: int) -> Job:
         settings["diagnose"] = "off"
     if settings["diagnose"] != "off":
         settings |= {"momentum": 0.0, "rounds": 12}
+    if device != "cpu":
+        settings["device"] = device
     if command != "sweep":
         settings["lr"] = 0.05
     if command != "run":
         del settings["seed"]
     count = {"run": 1, "compare": 2, "sweep": 2}[command]
     algorithms = [str(name) for name in chance.choice(ALGORITHMS, size=count, replace=False)]
-    if engine == "batched" and command != "run":
-        engine = "batched:8"  # with its lanes fixed a run does not depend on those beside it
+    if engine in LANES and command != "run":
+        engine = f"{engine}:{LANES[engine]}"  # with its lanes fixed a run does not depend on those beside it
     return Job(command, engine, settings, algorithms, 2 if command == "sweep" and not processes else 1, 2 if processes else 1)
 
 

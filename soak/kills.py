@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from mimicfl.seeds import stream
 
 from . import jobs, moments
@@ -32,6 +34,7 @@ ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 
 # Files whose changes are waited for, and how many changes at the most.
 AIMS = {"config.toml": 1, "env.json": 1, ".part": 8, ".tmp": 8, "rows.jsonl": 8, "checkpoint.safetensors": 8, "final.safetensors": 2}
 REPORTS = {"report.html": 1, ".png": 2}
+GPU = Path("/dev/nvidiactl")  # looked for in this way, since a process that has asked CUDA cannot fork
 WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
 HANGS = 300.0  # seconds without an end after which a command hangs
@@ -75,7 +78,10 @@ class Trial:
 
     def _job(self) -> Job:
         command, engine = COMMANDS[self.seed % len(COMMANDS)], ENGINES[self.seed % len(ENGINES)]
-        return jobs.draw(command, engine, int(self.chance.integers(jobs.VARIANTS)))
+        variant = int(self.chance.integers(jobs.VARIANTS))
+        if self.seed % 7 == 6 and GPU.exists():
+            return jobs.draw(command, ("streams", "batched")[self.seed % 2], variant, "cuda")
+        return jobs.draw(command, engine, variant)
 
     def outcome(self) -> Outcome:
         for name in ("files", "tmp", "processes"):
@@ -181,7 +187,7 @@ class Trial:
         """The disk is full at some moment; then there is room again."""
         disk = self.folder / "disk"
         whole, largest = self.sizes
-        share = float(self.chance.uniform(0.02, 1))
+        share = float(np.exp(self.chance.uniform(np.log(0.02), 0)))
         with small_disk(disk, max(16384, int(share * whole))) as mounted:
             self.out = disk / "out"
             limited = not mounted or self.chance.random() < 0.4

@@ -93,9 +93,9 @@ class Rounds(Trial):
         settings = {
             "dataset": "synthetic:quadratic,dim=5,samples=4",
             "num_clients": 5,
-            "algorithm": str(self.chance.choice(ALGORITHMS)),
+            "algorithm": ALGORITHMS[self.seed // 3 % len(ALGORITHMS)],
             "availability": str(self.chance.choice(["static:0.4", "markov:0.3,0.5", "bounded:6", "time-varying:0.2"])),
-            "engine": str(self.chance.choice(["plain", "native", "batched"])),
+            "engine": ("plain", "native", "batched")[self.seed // 3 % 3],
             "rounds": rounds,
             "steps": 1,
             "batch_size": 4,
@@ -133,10 +133,11 @@ class Clients(Trial):
 
     def play(self) -> int:
         clients, rounds = int(CLIENTS * self.scale), 20
+        turn = self.seed // 3  # one after another: there are few trials of this size
         common = {
             "rounds": rounds,
-            "partition": str(self.chance.choice(["iid", "shards", "dirichlet", "classes"])),
-            "algorithm": str(self.chance.choice(["mimic", "scaffold", "mifa", "fedvarp", "fedau"])),
+            "partition": ("iid", "shards", "classes")[turn % 3],
+            "algorithm": ("mimic", "scaffold", "mifa", "fedvarp", "fedau")[turn % 5],
             "seed": int(self.chance.integers(1000)),
         }
         patterns = ["static:{}", "time-varying:{}", "markov:{},0.9"]
@@ -154,7 +155,8 @@ class Clients(Trial):
     def _measure(self, clients: int, pattern: str, common: dict[str, Any]) -> Any:
         """About ten active clients per round, whatever the population."""
         availability = pattern.format(f"{10 / clients:.9f}")
-        return self.call("many_clients", {**common, "num_clients": clients, "availability": availability})
+        out = str(self.folder / str(clients))
+        return self.call("many_clients", {**common, "num_clients": clients, "availability": availability, "out": out})
 
 
 class Runs(Trial):

@@ -48,6 +48,8 @@ def serve() -> int:
 def obey(order: dict[str, Any]) -> int:
     """In the child: become the command, in a session of its own."""
     os.setsid()
+    for number in HELD:  # a soak in the background inherits ignored ones
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT and not order["fresh"] else signal.SIG_DFL)
     for descriptor, file in ((0, os.devnull), (1, order["stdout"]), (2, order["stderr"])):
         opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(opened, descriptor)
@@ -87,7 +89,6 @@ def _call(order: dict[str, Any]) -> int:
 
 def _fresh(order: dict[str, Any]) -> int:
     os.environ["OMP_NUM_THREADS"] = str(order["threads"])
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     os.execv(sys.executable, [sys.executable, "-c", INSTALLED, *order["arguments"]])
 

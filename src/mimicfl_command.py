@@ -12,7 +12,14 @@ def main() -> int:
 
     if heard:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on the command says how to go on
-    return command()
+    try:
+        return command()
+    except KeyboardInterrupt:  # a second Ctrl-C while the first was being answered
+        os.write(2, b"\nmimicfl: stopped\n")
+        return 130
+    finally:
+        if heard:  # the exit code is settled: another Ctrl-C would only make Python print a traceback while it shuts down
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _stop(*_: object) -> None:

@@ -2,6 +2,6 @@
 
 import sys
 
-from .cli.main import main
+from mimicfl_command import main
 
 sys.exit(main())

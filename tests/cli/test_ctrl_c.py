@@ -1,0 +1,36 @@
+"""Ctrl-C pressed again and again: one sentence, exit code 130, never a traceback."""
+
+import subprocess
+import sys
+
+import pytest
+
+PRESS = """
+import atexit, os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit an ignored one
+import mimicfl.cli.main as command
+import mimicfl_command
+
+def press(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):  # the interpreter raises KeyboardInterrupt between two instructions
+        pass
+"""
+
+
+def pressing(rest):
+    return subprocess.run([sys.executable, "-c", PRESS + rest], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["data", "list"], 0), (["run", "--rounds", "none"], 2)])
+def test_while_python_shuts_down(arguments, code):
+    ended = pressing(f"atexit.register(press)\nsys.argv = ['mimicfl', *{arguments!r}]\nsys.exit(mimicfl_command.main())")
+    assert ended.returncode == code
+    assert "Traceback" not in ended.stderr
+
+
+def test_while_the_first_is_answered():
+    ended = pressing("command.main = press\nsys.exit(mimicfl_command.main())")
+    assert ended.returncode == 130
+    assert "Traceback" not in ended.stderr
+    assert "stopped" in ended.stderr
