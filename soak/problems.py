@@ -276,30 +276,39 @@ def _chain(r: random.Random, seed: int) -> Problem:
 
 def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
     """Loss, clients, local work and algorithm."""
+    loss = _loss(r, made.labels, engine)
     sizes = r.choice(LAYOUTS) if r.random() < 0.8 else [r.randrange(1, 12) for _ in range(r.randrange(1, 6))]
-    usual = {"native": 0.85, "workers": 0.5, "plain": 0.5}.get(engine, 0.7)
-    kinds = MEANS if r.random() < usual else OTHERS
-    first = {"native": 4 if kinds is MEANS else 6}.get(engine)  # native compiles the first means; the first others resemble them
-    loss = r.choice(kinds[made.labels][:first])
-    augment = made.domain == "image" and engine != "plain" and r.random() < 0.12
-    clients = len(sizes) + (overlap := r.random() < 0.08)
-    available = r.choice(["always", "always", "always", "time-varying:0.6", "static:0.7"])
-    tail = r.choice(TAILS) if r.random() < 0.1 and made.labels == "classes" else "return x"
-    test = "float32" if made.x_dtype == "uint8" and r.random() < 0.06 else ""
-    local = _local(r, clients, "sum" in loss or "len(o)" in loss)
-    if ignores := "ignore_index" in loss:  # a batch of ignored samples alone has no mean
-        sizes, local["batch_size"] = [max(size, 6) for size in sizes], r.choice([6, None])
+    ignores, classes = "ignore_index" in loss, made.labels != "targets"
+    apart = classes and r.random() < (0.5 if ignores or "=W" in loss else 0.2)
+    if ignores:  # a batch of ignored samples alone has no mean; apart, only the last client holds samples to ignore
+        sizes = [6, 6, 12] if apart else [max(size, 6) for size in sizes]
+    overlap = r.random() < 0.08
+    local = _local(r, len(sizes) + overlap, "sum" in loss or "len(o)" in loss)
     return replace(
         made,
-        **{"loss": loss, "sizes": tuple(sizes), "augment": augment, "overlap": bool(overlap), "tail": tail, "test_dtype": test},
+        loss=loss,
+        sizes=tuple(sizes),
+        overlap=overlap,
+        single_class=apart,
+        sorted=classes and r.random() < 0.2,
+        local=local | ({"batch_size": None if apart else r.choice([6, None])} if ignores else {}),
+        augment=made.domain == "image" and engine != "plain" and r.random() < 0.12,
+        tail=r.choice(TAILS) if r.random() < 0.1 and made.labels == "classes" else "return x",
+        test_dtype="float32" if made.x_dtype == "uint8" and r.random() < 0.06 else "",
         algorithm=r.choice(ALGORITHMS[:7] if engine == "plain" else ALGORITHMS),
-        availability=available,
-        single_class=made.labels != "targets" and not ignores and r.random() < (0.5 if "=W" in loss else 0.2),
-        sorted=made.labels != "targets" and r.random() < (0.6 if ignores else 0.1),
+        availability=r.choice(["always", "always", "always", "time-varying:0.6", "static:0.7"]),
         rounds=r.choice([1, 2, 2, 3]),
-        local=local,
         more=_more(r),
     )
+
+
+def _loss(r: random.Random, labels: str, engine: str) -> str:
+    usual = {"native": 0.85, "workers": 0.5, "plain": 0.5}.get(engine, 0.7)
+    kinds = MEANS if r.random() < usual else OTHERS
+    names = kinds[labels]
+    if engine == "native":  # it compiles the first means; the first others resemble them
+        names = names[: 6 if kinds is OTHERS else 4 if labels == "classes" else 2]
+    return r.choice(names)
 
 
 def _local(r: random.Random, clients: int, long: bool) -> dict[str, Any]:
