@@ -21,8 +21,9 @@ import mimicfl as mf
 
 from . import definition
 from .agreement import HANGS, SENSITIVE, Hang, Make, differences, sensitivity, simulate
+from .draws import draw
 from .outcome import Outcome, Verdict
-from .problems import Problem, draw
+from .problems import Problem
 
 PART = "engine comparisons"
 CPU = ["batched", "workers", "plain", "native", "workers", "auto", "batched", "workers", "native", "plain", "workers", "native", "batched"]
