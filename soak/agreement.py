@@ -38,10 +38,10 @@ class Hang(Exception):
 
 
 def simulate(arguments: Arguments, engine: str) -> tuple[mf.History, list[str]]:
-    """A run and its notices. Two threads, without which workers refuse; "auto" tries other engines however short the run is."""
+    """A run and its notices. Workers need two threads; "auto" tries other engines however short the run is."""
     notices: list[str] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1 if engine == "plain" else 2)
+    torch.set_num_threads(2 if engine in ("workers", "native", "auto") else 1)
     try:
         with mock.patch.object(pick, "WORTH_IT", 0.0), deadline(HANGS):
             return mf.simulate(**arguments, engine=engine, notice=notices.append), notices

@@ -21,11 +21,12 @@ import mimicfl as mf
 
 from . import definition
 from .agreement import HANGS, SENSITIVE, Hang, Make, differences, sensitivity, simulate
+from .draws import draw
 from .outcome import Outcome, Verdict
-from .problems import Problem, draw
+from .problems import Problem
 
 PART = "engine comparisons"
-CPU = ["batched", "workers", "plain", "native", "batched", "workers", "auto", "batched", "native", "workers", "native", "plain"]
+CPU = ["batched", "workers", "plain", "native", "workers", "auto", "batched", "workers", "native", "plain", "workers", "native", "batched"]
 GPU = ["batched", "streams", "auto", "batched", "streams"]
 COMPILED_EVERY = 24  # on a GPU, where the compiler takes half a minute
 SHRINKING = 20.0  # seconds to look for a smaller problem that fails as well

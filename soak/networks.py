@@ -98,7 +98,11 @@ def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int, without
     """So many random pieces that fit one after another."""
     network, pieces = Network(domain, shape), []
     for _ in range(10 * count):
-        fitting = [n for n, kind in PIECES.items() if n not in without and (not kind.takes or network.domain in kind.takes.split())]
+        fitting = [
+            n
+            for n, kind in sorted(PIECES.items(), key=lambda item: item[0])
+            if n not in without and (not kind.takes or network.domain in kind.takes.split())
+        ]
         if network.domain == "tokens":
             fitting = [name for name in fitting if PIECES[name].takes == "tokens"]
         each = (r.choice(fitting), r.randrange(10**6))

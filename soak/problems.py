@@ -1,85 +1,20 @@
 """Random federated problems as program text: a network, its data and clients, a loss, local work and an algorithm."""
 
-import random
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import mimicfl as mf
-
 from . import images, sequences
-from .networks import Network, Piece, Shape, draw_chain, draw_pieces, grow
+from .networks import Network, Piece, Shape, grow
 
 assert images  # importing registers the pieces
-SHAPES: dict[str, list[Shape]] = {
-    "image": [(1, 8, 8), (3, 6, 6), (2, 7, 5)],
-    "vector": [(5,), (12,)],
-    "signal": [(2, 9)],
-    "sequence": [(4, 3)],
-}
-SHAPES["tokens"] = [(5,)]
-MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # buffers that change while training, which engines with lanes refuse
-CHAINS = 10  # chains that come again and again, so that each is compiled once
-
-# Losses by what the labels are. W stands for weights of the classes, I for a class to ignore.
 USUAL = {"classes": "'cross-entropy'", "targets": "'mse'", "binary": "'binary'"}
-MEANS = {
-    "classes": [
-        "'cross-entropy'",
-        "'cross-entropy'",
-        "F.cross_entropy",
-        "nn.CrossEntropyLoss()",
-        "nn.CrossEntropyLoss(label_smoothing=0.1)",
-    ],
-    "targets": ["'mse'", "'mse'", "F.mse_loss", "nn.MSELoss()", "nn.SmoothL1Loss()"],
-    "binary": ["'binary'", "lambda o, t: F.soft_margin_loss(o[:, 0], 2.0 * t - 1)"],
-}
-OTHERS = {
-    "classes": [
-        "nn.CrossEntropyLoss(weight=W)",
-        "nn.CrossEntropyLoss(weight=W)",
-        "nn.CrossEntropyLoss(ignore_index=I)",
-        "nn.CrossEntropyLoss(ignore_index=I)",
-        "nn.CrossEntropyLoss(reduction='sum')",
-        "nn.CrossEntropyLoss(weight=W, label_smoothing=0.2)",
-        "nn.MultiMarginLoss()",
-        "functools.partial(F.cross_entropy, weight=W)",
-        "lambda o, t: F.cross_entropy(o, t) + o.mean(0).square().sum()",
-        "lambda o, t: F.cross_entropy(o, t) ** 2",
-        "lambda o, t: F.cross_entropy(o, t, reduction='none').amax()",
-        "lambda o, t: F.cross_entropy(o, t) * len(o)",
-        "lambda o, t: F.nll_loss(F.log_softmax(o, 1), t)",
-        "lambda o, t: ((1 - o.softmax(1).gather(1, t[:, None])) ** 2 * F.cross_entropy(o, t, reduction='none')[:, None]).mean()",
-        "lambda o, t: F.mse_loss(o.softmax(1), F.one_hot(t, o.shape[1]).to(o.dtype))",
-        "lambda o, t: F.cross_entropy(o, t) if len(o) > 1 else 2 * F.cross_entropy(o, t)",
-    ],
-    "targets": [
-        "nn.MSELoss(reduction='sum')",
-        "F.huber_loss",
-        "nn.L1Loss()",
-        "lambda o, t: F.mse_loss(o, t).sqrt()",
-        "lambda o, t: (o - t).mean().square() + F.mse_loss(o, t)",
-    ],
-    "binary": [
-        "lambda o, t: F.binary_cross_entropy_with_logits(o[:, 0], t.to(o.dtype), pos_weight=o.new_tensor(3.0))",
-        "lambda o, t: (t.to(o.dtype) * F.softplus(-o[:, 0])).sum() / (1e-3 + t.sum()) + F.softplus(o[:, 0]).mean()",
-    ],
-}
 HEADS = {
     "linear": ("self.head = nn.Linear({i}, {o})", "x = self.head(x)"),
     "no bias": ("self.head = nn.Linear({i}, {o}, bias=False)", "x = self.head(x)"),
     "functional": ("self.head = nn.Parameter(0.3 * torch.randn({o}, {i}))", "x = F.linear(x, self.head)"),
     "weight norm": ("self.head = nn.utils.parametrizations.weight_norm(nn.Linear({i}, {o}))", "x = self.head(x)"),
 }
-TAILS = [
-    "return x if self.training else F.softmax(x, 1)",
-    "return x if self.training else 2 * x",
-    "return x.clamp(-30, 30)",
-    "return x * 1.0",
-]
-ALGORITHMS = ["fedavg", "fedavg", "fedprox:mu=0.3", "scaffold", "scaffold", "mimic", "mimic", "mifa", "fedvarp", "fedau", "fedavgm"]
-LAYOUTS = [[1], [6], [16], [4, 4], [1, 1, 1], [9, 1, 5, 2], [7, 3], [3, 8, 1], [2] * 9, [13, 5, 4], [1, 12]]
 
 
 @dataclass(frozen=True)
@@ -100,7 +35,8 @@ class Problem:
     test_dtype: str = ""  # of the test samples, where it is another
     augment: bool = False
     sizes: tuple[int, ...] = (6, 5)
-    single_class: bool = False
+    single_class: bool = False  # clients hold one class each, as far as that goes
+    sorted: bool = False  # samples come class by class, but clients hold all of them
     overlap: bool = False
     algorithm: str = "fedavg"
     availability: str = "always"
@@ -140,7 +76,7 @@ class Problem:
         else:
             x = f"torch.randn({samples}, generator=chance).to(torch.{self.x_dtype})"
         classes = 2 if self.labels == "binary" else self.outputs
-        order = ".sort().values" if self.single_class else ""
+        order = ".sort().values" if self.single_class or self.sorted else ""
         y = (
             f"torch.randn((n, {self.outputs}), generator=chance)"
             if self.labels == "targets"
@@ -160,7 +96,15 @@ class Problem:
         for k in range(len(self.pieces)):
             yield replace(self, pieces=self.pieces[:k] + self.pieces[k + 1 :])
         plain = {"tail": "return x", "head": "linear", "loss": USUAL[self.labels], "augment": False, "algorithm": "fedavg", "more": {}}
-        plain |= {"availability": "always", "rounds": 1, "overlap": False, "single_class": False, "test_dtype": "", "x_dtype": "float32"}
+        plain |= {
+            "availability": "always",
+            "rounds": 1,
+            "overlap": False,
+            "single_class": False,
+            "sorted": False,
+            "test_dtype": "",
+            "x_dtype": "float32",
+        }
         for name, value in plain.items():
             if getattr(self, name) != value and not (name == "x_dtype" and self.domain == "tokens"):
                 yield replace(self, **{name: value})
@@ -206,108 +150,3 @@ def problem():
     local = mf.LocalSGD({local})
     return dict(model=model, data=data, split=split, local=local, loss=loss, device=DEVICE, {words})
 """
-
-
-def draw(seed: int, engine: str) -> Problem:
-    """The problem of this seed, of a kind that mostly suits the engine: what it refuses proves little."""
-    r = random.Random(f"problem {seed}")
-    while not lively(made := _settings(r, _network(r, seed, engine), engine)):
-        pass
-    return made
-
-
-def lively(problem: Problem) -> bool:
-    """Do the outputs depend on the samples? A network whose last ReLU is always zero would agree with anything."""
-    names: dict[str, Any] = {"__name__": "soak_problem"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(problem.text(), names)
-        try:
-            given = names["problem"]()
-        except mf.UsageError:  # how that is refused is what the trial will see
-            return True
-        model, data = given["model"], given["data"]
-        output = model(data.inputs(data.x_test, next(model.parameters()).dtype))
-    return bool(output.isfinite().all() and (output.amax(0) - output.amin(0)).amin() > 1e-3 and output.abs().amax() < 30)
-
-
-def _network(r: random.Random, seed: int, engine: str) -> Problem:
-    if engine == "native" or (engine in ("workers", "auto") and r.random() < 0.5):
-        return _chain(r, seed)
-    # Workers compile the convolutions of float32 models: few of those, or compilers would run all the time.
-    double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
-    without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
-    return _any(r, seed, "float64" if r.random() < double else "float32", without)
-
-
-def _any(r: random.Random, seed: int, dtype: str, without: Sequence[str]) -> Problem:
-    domain = r.choice(["image", "image", "image", "vector", "tokens", "signal", "sequence"])
-    shape = r.choice(SHAPES[domain])
-    pieces = tuple(draw_pieces(r, domain, shape, r.randrange(1, 6), without))
-    labels = r.choice(["classes", "classes", "classes", "targets", "binary"])
-    x_dtype = r.choice([dtype, dtype, "uint8", "float32"]) if domain != "tokens" else "int64"
-    made = Problem(seed, domain, shape, pieces, labels, outputs=1 if labels == "binary" else r.choice([3, 4]), dtype=dtype, x_dtype=x_dtype)
-    return replace(made, head=r.choice([*HEADS, "linear"]))
-
-
-def _chain(r: random.Random, seed: int) -> Problem:
-    """One of a few chains of layers, or sometimes another, with details on which compiling does not depend."""
-    number = r.randrange(CHAINS) if r.random() < 0.92 else r.randrange(CHAINS, 10**6)
-    fixed = random.Random(f"chain {number}")
-    domain = fixed.choice(["image", "image", "image", "vector"])
-    shape = fixed.choice(SHAPES[domain])
-    labels = fixed.choice(["classes", "classes", "targets"])
-    x_dtype = fixed.choice(["float32", "uint8"])
-    pieces = draw_chain(fixed, r, shape)
-    if r.random() < 0.12:
-        trap = r.choice(["unused", "mode", "counter", "no_dropout", "constant", "frozen_shift", "scalar", "linear_frozen", "linear_twice"])
-        pieces.insert(r.randrange(len(pieces) + 1), (trap, r.randrange(10**6)))
-    head = "weight norm" if r.random() < 0.03 else "no bias" if number % 4 == 3 else "linear"
-    return Problem(seed, domain, shape, tuple(pieces), labels, x_dtype=x_dtype, head=head)
-
-
-def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
-    """Loss, clients, local work and algorithm."""
-    sizes = r.choice(LAYOUTS) if r.random() < 0.8 else [r.randrange(1, 12) for _ in range(r.randrange(1, 6))]
-    usual = {"native": 0.85, "workers": 0.5, "plain": 0.5}.get(engine, 0.7)
-    native = engine == "native"
-    kinds = MEANS if r.random() < usual else OTHERS
-    loss = r.choice(kinds[made.labels][: 4 if native else None])  # native compiles the first means; the first others resemble them
-    augment = made.domain == "image" and engine != "plain" and r.random() < 0.12
-    clients = len(sizes) + (overlap := r.random() < 0.08)
-    available = r.choice(["always", "always", "always", "time-varying:0.6", "static:0.7"])
-    tail = r.choice(TAILS) if r.random() < 0.1 and made.labels == "classes" else "return x"
-    test = "float32" if made.x_dtype == "uint8" and r.random() < 0.06 else ""
-    local = _local(r, clients, "sum" in loss or "len(o)" in loss)
-    if ignores := "ignore_index" in loss:  # a batch of ignored samples alone has no mean
-        sizes, local["batch_size"] = [max(size, 6) for size in sizes], r.choice([6, None])
-    return replace(
-        made,
-        **{"loss": loss, "sizes": tuple(sizes), "augment": augment, "overlap": bool(overlap), "tail": tail, "test_dtype": test},
-        algorithm=r.choice(ALGORITHMS[:7] if engine == "plain" else ALGORITHMS),
-        availability=available,
-        single_class=r.random() < 0.25 and made.labels != "targets" and not ignores,
-        rounds=r.choice([1, 2, 2, 3]),
-        local=local,
-        more=_more(r),
-    )
-
-
-def _local(r: random.Random, clients: int, long: bool) -> dict[str, Any]:
-    local: dict[str, Any] = {
-        "lr": r.choice([0.01, 0.03, 0.05]) * (0.1 if long else 1.0),
-        "batch_size": r.choice([1, 2, 3, 4, 4, 5, 16, None]),
-    }
-    work = r.choice(["", "", "epochs", "steps", "epochs list", "steps list"])
-    if work:
-        name, _, each = work.partition(" ")
-        local[name] = [r.randrange(1, 4) for _ in range(clients)] if each else r.randrange(1, 4)
-    for name, value in (("momentum", 0.7), ("weight_decay", 0.1), ("clip_norm", r.choice([0.05, 1.0]))):
-        if r.random() < 0.25:
-            local[name] = value
-    return local
-
-
-def _more(r: random.Random) -> dict[str, Any]:
-    usual = {"update": "mean", "weighting": "samples", "global_lr": 0.05, "eval_every": 2}
-    return {name: value for name, value in usual.items() if r.random() < 0.2}
