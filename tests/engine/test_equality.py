@@ -157,12 +157,29 @@ class Exam(nn.Module):
         return x if self.training else F.softmax(x / self.heat, 1)
 
 
+class Softened(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.a(torch.flatten(x, 1))
+        return x if self.training else F.softmax(x, 1)
+
+
 class TestEvaluation:
     def test_equals_plain(self, digits):
         said, given = [], {**digits, "model": Exam(), "rounds": 2, "availability": "static:0.2"}
         ours = mf.simulate(**given, engine="batched:3", notice=said.append)
         assert said == ["engine batched"]
         plain = mf.simulate(**given, engine="plain")
+        assert [row["test_loss"] for row in ours.rows] == pytest.approx([row["test_loss"] for row in plain.rows], rel=1e-5)
+
+    @pytest.mark.parametrize("engine", ["native", "batched:3"])
+    def test_is_in_evaluation_mode(self, digits, engine):
+        """Whichever engine trains it: the native one traces the network as it trains."""
+        given = {**digits, "model": Softened(), "rounds": 2, "availability": "static:0.2"}
+        ours, plain = (mf.simulate(**given, engine=name) for name in (engine, "plain"))
         assert [row["test_loss"] for row in ours.rows] == pytest.approx([row["test_loss"] for row in plain.rows], rel=1e-5)
 
     def test_that_is_wrong_is_refused(self, digits, monkeypatch):
