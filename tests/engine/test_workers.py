@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from mimicfl.engine.native.layers import Quick
 from mimicfl.engine.support import Unsupported
 from mimicfl.engine.workers import WorkersCohort
 from mimicfl.local.losses import as_loss
+from mimicfl.metrics.store import RunFolder
 
 from .cohorts import MODELS, Viewing, asks_of, assert_same, problem
 
@@ -94,3 +98,66 @@ class TestWorkers:
         model, clients = problem(MODELS["mlp"]())
         with pytest.raises(Unsupported, match="only one core"):
             WorkersCohort(model, clients, as_loss("cross-entropy"), workers=1)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="workers run on Linux")
+    def test_end_with_their_parent(self, tmp_path):
+        """Killed in a round that never ends, it leaves no process behind, and its folder can be claimed."""
+        script = f"""
+import os, time, torch, mimicfl as mf
+torch.set_num_threads(2)
+first = os.getpid()
+def endless(output, target):
+    while os.getpid() != first and os.path.exists({str(tmp_path / "go")!r}):
+        os.write(1, f"{{os.getpid()}}\\n".encode())
+        time.sleep(60)
+    return torch.nn.functional.cross_entropy(output, target)
+def go(row, total):
+    open({str(tmp_path / "go")!r}, "w").close()
+data = mf.datasets.load("digits")
+split = mf.partition.iid(data.y_train, 6)
+mf.simulate(mf.models.build("mlp", data), data, split, rounds=2, loss=endless, engine="workers", out={str(tmp_path / "run")!r}, progress=go)
+"""
+        parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        try:
+            children = {int(parent.stdout.readline()) for _ in range(2)}  # both are in the middle of a client
+        finally:
+            parent.kill()
+            parent.wait()
+            parent.stdout.close()
+        assert len(children) == 2
+        config = dict(RunFolder(tmp_path / "run").config)
+        give_up = time.monotonic() + 50  # of the 60 s that a child would sleep
+        while any(alive(child) for child in children) and time.monotonic() < give_up:
+            time.sleep(0.05)
+        assert not any(alive(child) for child in children)
+        RunFolder.claim(tmp_path / "run", config).close()
+
+    @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+    @pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here")
+    def test_a_forked_process_does_not_hold_the_folder(self, tmp_path):
+        """Not even one that outlives the run."""
+        folder = RunFolder.claim(tmp_path / "run", {"seed": 0})
+        ready, stay = os.pipe(), os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(ready[1], b"x")
+            os.close(stay[1])
+            os.read(stay[0], 1)
+            os._exit(0)
+        try:
+            os.read(ready[0], 1)
+            folder.close()
+            RunFolder.claim(tmp_path / "run", {"seed": 0}).close()
+        finally:
+            for end in (*ready, *stay):
+                os.close(end)
+            os.waitpid(child, 0)
+
+
+def alive(process: int) -> bool:
+    """Does it run, or is it at most waiting to be buried?"""
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False

@@ -25,8 +25,8 @@ CLIENTS = 8  # compared at most
 STEPS = 2
 LOSS_SAMPLES = 128  # for the loss, at most
 TEST_SAMPLES = 64
-# How far an engine may be from plain, relative to the length of a client's gradient. On the CPU engines are off by 1e-7 to 4e-7 on the models
-# of tests/engine/cohorts.py, LeNet and a ResNet. A maximum that falls on another pixel costs more, but then plain itself is as unsteady.
+# How far an engine may be from plain, relative to the length of a client's gradient. On the CPU engines are off by at most 4e-7 on the
+# models of tests/engine/cohorts.py, LeNet and a ResNet. A maximum that falls on another pixel costs more, but then plain is as unsteady.
 CLOSE = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
 CLOSE_OUTPUTS = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.05, "bf16": 0.1}
 CLOSE_FLOAT64 = 1e-7
