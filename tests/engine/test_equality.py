@@ -89,6 +89,35 @@ class TestLosses:
         assert reference(digits, loss=NOT_MEANS["sum"], local=mf.LocalSGD(batch_size=1)).loss_is_a_mean
 
 
+class Centred(nn.Module):
+    """Subtracts the mean over the batch; without running statistics nothing else gives it away."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = self.layer(x.flatten(1))
+        return x - x.mean(dim=0) if len(x) > 1 else x
+
+
+class TestSamples:
+    @pytest.mark.parametrize("engine", ["batched", "native"])
+    def test_that_depend_on_their_batch_are_left_to_plain(self, digits, engine):
+        """Also where only batches of two are not full: a batch of one, filled up with itself, gives nothing away."""
+        split = [np.arange(9), np.arange(9, 14), np.arange(14, 16), np.arange(16, 17)]
+        given = {**digits, "model": Centred().double(), "split": split, "local": mf.LocalSGD(epochs=1, batch_size=4), "rounds": 2}
+        told = []
+        ours = mf.simulate(**given, engine=engine, notice=told.append).params
+        assert told[0].startswith("engine plain")
+        assert torch.equal(ours, mf.simulate(**given, engine="plain").params)
+
+    def test_that_do_not_are_taken(self, digits):
+        told = []
+        mf.simulate(**digits, rounds=1, engine="batched", local=mf.LocalSGD(steps=1), notice=told.append)
+        assert told == ["engine batched"]
+
+
 class TestClients:
     def test_cover_classes_and_sizes(self, digits):
         run = run_of({**digits, "split": mf.partition.shards(digits["data"].y_train, 60, 1, seed=0)})

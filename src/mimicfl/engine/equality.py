@@ -74,6 +74,27 @@ class Reference:
                 "its loss is not a mean over samples (class weights, ignore_index, a sum, or a term that depends on the whole batch)"
             )
 
+    def check_samples(self) -> None:
+        """Refuse engines that fill up short batches where a sample's output depends on the others in its batch."""
+        if not self.samples_are_independent:
+            raise Unsupported("its samples depend on each other within a batch (BatchNorm, or a mean over the batch)")
+
+    @cached_property
+    def samples_are_independent(self) -> bool:
+        """In training mode: does half of a batch give the same outputs alone?"""
+        run, work = self.run, self.trains.work
+        rows = mixed_rows(run)[: max(2, max(batch_sizes(run)))]
+        inputs, half = run.data.inputs(run.clients.x[rows], run.clients.dtype), (len(rows) + 1) // 2
+        for ask in self.asks if max(batch_sizes(run)) > 1 else []:
+            with torch.no_grad(), torch.random.fork_rng(devices=[run.device] if run.device.type == "cuda" else []):
+                outputs = []
+                for part in (inputs, inputs[:half]):
+                    work.load(ask.w, run.buffers)
+                    outputs.append(work.module(part)[:half])
+            if bool(torch.isfinite(outputs[0]).all()) and not _near(outputs[1], outputs[0], self.close_outputs):
+                return False
+        return True
+
     @cached_property
     def loss_is_a_mean(self) -> bool:
         """In value and gradient, on samples of all classes, for the sizes of batches that occur."""

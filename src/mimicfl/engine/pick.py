@@ -217,6 +217,7 @@ class Trial:
         with cannot():
             if engine_parts(engine)[0] != "workers":  # they train as plain does, with the loss of whole batches
                 self.reference.check_loss()
+                self.reference.check_samples()
             cohort = make(engine, self.runs)
             self.check(cohort)
         return cohort
