@@ -61,9 +61,9 @@ def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
         "num_clients": int(chance.integers(4, 9)),
         "availability": str(chance.choice(AVAILABILITY)),
         "model": str(chance.choice(["logistic", "mlp:8", "mlp:12,6"])),
-        "rounds": int(chance.integers(3, 6) if processes else chance.integers(10, 60)),
+        "rounds": int(chance.integers(2, 5) if processes else chance.integers(10, 60)),
         # Worker processes get rounds that last, so that a kill falls into one.
-        "steps": int(chance.integers(60, 200) if processes else chance.integers(1, 6)),
+        "steps": int(chance.integers(200, 500) if processes else chance.integers(1, 6)),
         "batch_size": int(chance.integers(2, 9)),
         "eval_every": int(chance.choice([1, 2, 5])),
         "checkpoint_every": int(chance.choice([0, 1, 3])),

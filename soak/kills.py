@@ -39,7 +39,7 @@ WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
 HANGS = 300.0  # seconds without an end after which a command hangs
 LINGERS = 20.0  # seconds after which a process that outlives its parent is an orphan
-RUNS_ON = 0.3  # seconds of CPU after which a worker has not noticed that its parent is dead
+RUNS_ON = 0.1  # seconds of CPU after which a worker has not noticed that its parent is dead
 UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "[Errno", "Bus error", "core dumped")
 
 
