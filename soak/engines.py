@@ -196,7 +196,10 @@ if __name__ == "__main__":
 
     pick.WORTH_IT = 0.0
     torch.set_num_threads(2)
-    plain, other = (mf.simulate(**problem(), engine=engine, notice=print) for engine in ("plain", "{engine}"))
+    plain, given = mf.simulate(**problem(), engine="plain"), problem()
+    other = mf.simulate(**given, engine="{engine}", notice=print)
+    before, after = problem()["model"].state_dict(), given["model"].state_dict()
+    print("the given model changed:", any(not torch.equal(before[name], after[name]) for name in before))
     start = torch.cat([p.detach().flatten() for p in problem()["model"].parameters() if p.requires_grad])
     print("difference / movement:", float((plain.params - other.params).norm() / (plain.params - start).norm()))
     for a, b in zip(plain.rows, other.rows):
