@@ -1,6 +1,5 @@
 """Diagnoses against gradients written out by hand, for every algorithm; and that looking changes nothing."""
 
-
 import numpy as np
 import pytest
 import torch
