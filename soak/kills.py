@@ -118,6 +118,9 @@ class Trial:
         try:
             moment = self._moment(fresh)
             self.story[-1] += f", {action} {moment}"
+            if self.job.engine == "workers" and self.chance.random() < 0.5:
+                self.story[-1] += ", once there are workers"
+                _works(process)
             if (not fresh or _imports(process)) and moment.wait(process, [self.out, self.cache], HANGS):
                 self._act(process, action)
             else:
@@ -248,6 +251,12 @@ def leftovers(*folders: Path) -> list[str]:
     """Files that no reader needs: half-written ones, and temporary ones but for those of a killed compiler."""
     names = {entry.path: entry.name for folder in folders for entry in moments.walk(folder)}
     return sorted(path for path, name in names.items() if name.endswith(".part") or name.startswith((".rows-", "tmp", ".tmp")))
+
+
+def _works(process: Process) -> None:
+    """Wait until there are worker processes."""
+    while process.wait(0.001) is None and not process.others():
+        pass
 
 
 def _imports(process: Process) -> bool:
