@@ -1,6 +1,7 @@
 """Calls of the Python interface with right and wrong arguments: each gives a plausible result, or raises `UsageError`."""
 
 import importlib
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -14,6 +15,7 @@ from .shrink import shrink
 
 PART = "API calls"
 PRELUDE = "from soak.prelude import *"
+MISSING = re.compile(r"\(\) (missing \d+ required|got an unexpected keyword|takes \d+ positional)")  # what Python says of arguments
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
@@ -77,7 +79,7 @@ def answer(call: Call, strict: bool) -> dict[str, Any]:
         return {"refused": str(error) or "out of memory: " + type(error).__name__}
     except Exception as error:
         own = error.__traceback__ and error.__traceback__.tb_next  # the frame of the text itself
-        if isinstance(error, TypeError) and own is not None and own.tb_next is None:
+        if isinstance(error, TypeError) and own is not None and (own.tb_next is None or MISSING.search(str(error))):
             return {"refused": f"Python itself: {error}"}  # a missing or unknown argument
         return {"raised": traceback.format_exc()}
     return {"implausible": implausible(call, found, again, strict)}

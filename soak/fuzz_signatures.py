@@ -134,7 +134,7 @@ DATA = {
     "name": (["'own'"], []),
     "loss": (["'cross-entropy'", "None"], []),
     "scale": (["255.0", "1"], ["0", "float('nan')", "'x'"]),
-    "mean": (["(0.5,)"], ["(1, 2, 3)", "3", "('a',)", "()"]),
+    "mean": (["(0.5,)", "3"], ["(1, 2, 3)", "('a',)", "()"]),
     "std": (["(0.5,)"], ["(0,)", "(1, 2)", "None", "(float('nan'),)"]),
     "augment": (["False"], ["True", "lambda x: x", "3"]),
     "ids": (["np.arange(24) % 4", "None"], ["[1, 2]"]),
@@ -186,7 +186,7 @@ EXPERIMENT = {
 }
 RUNS = ["'finished'", "'other'", "'stopped'", "'objects'", "Path('finished')", "'compared/fedavg-s0'"]
 WRONG_RUNS = ["'nowhere'", "''", "'finished/rows.jsonl'", "'a\\x00b'", "3", "None", "b'finished'", "[]"]
-LABELS = (["y", "y.numpy()", "y.tolist()"], ["[]", "x", "3", "'abc'", "None", "object()"])
+LABELS = (["y", "y.numpy()", "y.tolist()"], ["[]", "3", "'abc'", "None", "object()"])
 COUNT = (["4", "3"], WHOLE)
 Table = dict[str, tuple[list[str], list[str]]]
 CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: functions, arguments, those always given, how often

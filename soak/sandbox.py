@@ -68,6 +68,8 @@ def _child(work: Callable[[], Any], folder: Path, out: int, err: int, answer: in
         resource.setrlimit(resource.RLIMIT_CPU, (BUSY, BUSY + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         warnings.simplefilter("error")  # a warning of NumPy or PyTorch is no sentence for a user
+        for ours in (r"(shards|classes|anchored) uses", r"the source of .* cannot be read", r"the model has BatchNorm"):
+            warnings.filterwarnings("ignore", ours)
         found = work()
         code = found if isinstance(found, int) else 0
         os.write(answer, json.dumps(None if isinstance(found, int) else found).encode())

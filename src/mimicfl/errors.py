@@ -109,3 +109,9 @@ def probability(what: str, value: Any) -> float:
     if not 0 <= (found := _real(value)) <= 1:
         raise UsageError(f"{what} is a probability and must lie in [0, 1], got {shown(value)}")
     return found
+
+
+def check_callable(what: str, value: Any) -> None:
+    """Refuse what is neither None nor a function."""
+    if value is not None and not callable(value):
+        raise UsageError(f"{what} must be a function, got {shown(value)}")

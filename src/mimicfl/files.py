@@ -1,6 +1,8 @@
 """Writing files so that a reader, or a process killed at any moment, never meets half of one."""
 
+import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,6 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import UsageError
+
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
+SAFETENSORS_LEFTOVER = ".tmp??????"  # the library writes to a file of this name first
+WRITER = re.compile(r"\.(\d+)-[0-9a-f]{8}\.part$")  # the process in the name of an unfinished file
+MANY_FILES = 100_000
 
 
 class WriteFailed(UsageError):
@@ -28,20 +39,30 @@ def explained(path: Path) -> Iterator[None]:
 
 
 @contextmanager
+def explained_reading(path: Path) -> Iterator[None]:
+    """Turn an operating system error while looking at `path` into a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{str(path)[:200]} cannot be read: {error.strerror or error}") from None
+
+
+@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Write to the yielded path; at the end it is flushed to disk and takes the place of `path` in one step."""
     with explained(path):
         partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
             yield partial
-            _flush(partial)
+            flush(partial)
             partial.replace(path)
-            _flush(path.parent)  # the new name, too, must survive a power cut
+            flush(path.parent)  # the new name, too, must survive a power cut
         finally:
             partial.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Wait until what was written is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -70,7 +91,34 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] 
 
 
 def sweep(folder: Path, names: Sequence[str]) -> None:
-    """Remove what killed writers of these files left behind."""
-    for name in names:
-        for leftover in folder.glob(f".{name}.*.part"):
+    """Remove what killed writers of these files left behind; the caller holds the folder's lock."""
+    for leftover in [*(path for name in names for path in folder.glob(f".{name}.*.part")), *folder.glob(SAFETENSORS_LEFTOVER)]:
+        leftover.unlink(missing_ok=True)
+
+
+def sweep_dead(folder: Path) -> None:
+    """Remove what writers left in a folder without a lock, if they were processes of this machine that are gone."""
+    for leftover in folder.glob(".*.part"):
+        if (owner := WRITER.search(leftover.name)) and not _alive(int(owner[1])):
             leftover.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
+
+
+def open_files() -> int:
+    """How many files this process may have open, raised to as many as the system allows."""
+    if resource is None:
+        return 512
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MANY_FILES) if hard != resource.RLIM_INFINITY else MANY_FILES

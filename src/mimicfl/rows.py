@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .errors import UsageError, number, shown
+from .files import explained
 
 SHARE = 0.5  # of the memory that is free, when no budget is given
 FIRST = 16  # rows to begin with; room is doubled when it is used up
@@ -120,8 +121,11 @@ class Rows:
 
 def _mapped(folder: Path | None, rows: int, d: int, dtype: torch.dtype) -> Tensor:
     """A tensor in a file that has no name any more: however the process ends, nothing is left behind."""
-    with tempfile.TemporaryFile(dir=folder, prefix=".rows-") as file:
-        file.truncate(rows * d * torch.empty(0, dtype=dtype).element_size())
+    where = Path(folder or tempfile.gettempdir())
+    with explained(where / "(state of the clients)"), tempfile.TemporaryFile(dir=where, prefix=".rows-") as file:
+        # Room is taken now: in a file with holes, a full disk would kill the process when a hole is written to.
+        size = rows * d * torch.empty(0, dtype=dtype).element_size()
+        os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.truncate(size)
         flat = np.memmap(file, dtype=np.uint8, mode="r+")
     return torch.from_numpy(np.asarray(flat)).view(dtype).view(rows, d)
 

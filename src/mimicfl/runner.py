@@ -25,7 +25,7 @@ from .engine.pick import check_engine
 from .engine.run import Run
 from .engine.simulate import simulate
 from .engine.watching import watch
-from .errors import UsageError, whole
+from .errors import UsageError, check_callable, shown, whole
 from .fingerprint import digest
 from .local import models
 from .local.update import LocalSGD
@@ -45,6 +45,8 @@ Reporter = Callable[[Experiment, Row, int], None]
 
 def build(experiment: Experiment) -> dict[str, Any]:
     """The arguments of `simulate` that the settings stand for; everything is checked before anything is written."""
+    if not isinstance(experiment, Experiment):
+        raise UsageError(f"settings must be an mf.Experiment, as in mf.run(mf.Experiment(rounds=50)), got {shown(experiment)}")
     e = experiment.resolved()
     load_plugins(e.plugins)
     algorithm = algorithms.make(e.algorithm)
@@ -139,6 +141,7 @@ def run(
     each_round: EachRound | None = None,
 ) -> History:
     """Run an experiment; with `out`, in that folder, going on where it stopped. `each_round` as in `simulate`."""
+    check_callable("progress", progress)
     settled, arguments = settle(experiment)
     tell = (lambda row, total: progress(settled, row, total)) if progress else None
     return simulate(**arguments, out=out, config=settled.to_dict(), progress=tell, notice=notice, each_round=each_round)

@@ -47,7 +47,7 @@ from .conftest import call
         ("run --engine batched:²", "cannot be read"),
         ("run --engine native:4", "asked for as in batched:128:compiled"),
         ("compare --engine streams", "engine streams needs a GPU"),
-        ("run --state-budget lots", "state_budget takes auto, GiB"),
+        ("run --state-budget lots", "state_budget must be"),
         ("run --precision fp16", "precision 'fp16' is unknown"),
         ("run --precision bf16", "precision bf16 is for GPUs"),
         ("compare --algorithms fedavg scaffold --uploads 1", "does not pay for one round"),

@@ -269,9 +269,23 @@ def test_a_grid_bomb_is_refused_before_it_is_built(tmp_path):
         read_sweep(tmp_path / "grid.toml")
 
 
-@pytest.mark.parametrize("wrong", [{"engine": None}, {"engine": 3}, {"out": 3}, {"out": b""}, {"out": b"x"}, {"out": ""}, {"out": "a\0b"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"engine": None},
+        {"engine": 3},
+        {"out": 3},
+        {"out": b""},
+        {"out": b"x"},
+        {"out": ""},
+        {"out": "a\0b"},
+        {"checkpoint_every": "x"},
+        {"checkpoint_every": True},
+        {"notice": 3},
+    ],
+)
 def test_wrong_kinds_are_refused_in_words(digits, wrong):
-    with pytest.raises(mf.UsageError, match=r"engine must be|run folder must be"):
+    with pytest.raises(mf.UsageError, match=r"engine must be|run folder must be|checkpoint_every must be|notice must be"):
         mf.simulate(**digits, rounds=1, **wrong)
 
 

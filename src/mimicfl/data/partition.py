@@ -136,14 +136,14 @@ def dirichlet(labels: Any, num_clients: int, alpha: float = 0.5, min_samples: in
     members = [np.flatnonzero(y == label) for label in np.unique(y)]
     for attempt in range(whole("tries", tries, high=100_000)):
         rng = stream(seed, "partition", attempt)
-        parts: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+        dealt: list[tuple[np.ndarray, np.ndarray]] = []  # each class, shuffled, and where it is cut
         for pool in members:
             cuts = (np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * len(pool)).astype(int)
-            for client, piece in enumerate(np.split(rng.permutation(pool), cuts)):
-                parts[client].append(piece)
-        split = [np.sort(np.concatenate(pieces)) for pieces in parts]
-        if min(map(len, split)) >= min_samples:
-            return split
+            dealt.append((rng.permutation(pool), cuts))
+        sizes = sum(np.diff(cuts, prepend=0, append=len(pool)) for pool, cuts in dealt)
+        if np.min(sizes) >= min_samples:
+            pieces = zip(*(np.split(pool, cuts) for pool, cuts in dealt), strict=True)
+            return [np.sort(np.concatenate(own)) for own in pieces]
     raise UsageError(
         f"dirichlet found no split in {tries} tries that gives each of {num_clients} clients {min_samples} sample(s): "
         f"raise alpha (now {alpha:g}), use fewer clients or lower min_samples"

@@ -10,7 +10,7 @@ from ..algorithms import ALGORITHMS
 from ..availability import PATTERNS
 from ..config import CAME_LATER
 from ..data.dataset import Data
-from ..errors import Diverged, UsageError
+from ..errors import Diverged, check_callable, whole
 from ..local.lr import RATES
 from ..local.update import LocalSGD
 from ..metrics.history import History, Row
@@ -80,6 +80,10 @@ def simulate(
     notice            called once with a sentence: which engine was taken, and why
     config            settings to keep in the folder instead of a description of these arguments
     """
+    for name, function in (("each_round", each_round), ("progress", progress), ("notice", notice)):
+        check_callable(name, function)
+    if checkpoint_every is not None:
+        whole("checkpoint_every", checkpoint_every)
     local = LocalSGD() if local is None else local
     what = {"rounds": rounds, "uploads": uploads, "global_lr": global_lr, "weighting": weighting}
     work = {"local": local, "update": update, "loss": loss, "seed": seed, "device": device, "eval_every": eval_every}
@@ -87,8 +91,6 @@ def simulate(
     run = Run(model=model, data=data, split=split, algorithm=algorithm, availability=availability, **what, **work, **how)
     check_engine(engine, run.device)  # before anything is written
     watching.watch(run, diagnose)
-    if each_round is not None and not callable(each_round):
-        raise UsageError(f"each_round is a function that is called after every round, got {each_round!r}")
     run.each_round = each_round
     run.config = config or _in_words(run, what)
     if out is not None:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ..config import BESIDE_THE_POINT, check_kept, defaults
 from ..errors import UsageError
-from ..files import explained, sweep, write_tensors, write_text
+from ..files import explained, explained_reading, flush, sweep, write_tensors, write_text
 from ..fingerprint import digest
 from ..toml import dumps
 from .environment import continued, environment
@@ -56,14 +56,15 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = as_folder(path)
-        if not (self.path / "config.toml").is_file():
+        with explained_reading(self.path):
+            known = (self.path / "config.toml").is_file()
+        if not known:
             raise UsageError(f"{self.path} is not a run folder: it has no config.toml")
         try:
             self.config: dict[str, Any] = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (ValueError, RecursionError, OSError) as error:
             raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
         check_kept(self.config, str(self.path / "config.toml"))
-        self._rows: TextIO | None = None
         self._crc = 0  # checksum of the rows written so far
         self._lock: TextIO | None = None
 
@@ -119,11 +120,10 @@ class RunFolder:
             )
 
     def close(self) -> None:
-        for handle in (self._rows, self._lock):
-            if handle is not None:
-                with contextlib.suppress(OSError):
-                    handle.close()
-        self._rows = self._lock = None
+        if self._lock is not None:
+            with contextlib.suppress(OSError):
+                self._lock.close()
+        self._lock = None
 
     @property
     def finished(self) -> bool:
@@ -170,17 +170,11 @@ class RunFolder:
         return found
 
     def append(self, row: Row) -> None:
-        with explained(self.path / "rows.jsonl"):
-            if self._rows is None:
-                self._rows = (self.path / "rows.jsonl").open("a", encoding="utf-8")
-            self._rows.write(self._line(row))
-            self._rows.flush()
+        with explained(self.path / "rows.jsonl"), (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
+            file.write(self._line(row))  # opened each time: thousands of runs may be under way at once
 
     def keep_rows(self, rows: list[Row]) -> None:
         """Cut the file back to these rows, in one step."""
-        if self._rows is not None:
-            self._rows.close()
-            self._rows = None
         self._crc = 0
         write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
 
@@ -192,9 +186,9 @@ class RunFolder:
 
     def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
         """Write `checkpoint` or `final` with a checksum, after the rows are safely on disk."""
-        if self._rows is not None:
+        if (self.path / "rows.jsonl").is_file():
             with explained(self.path / "rows.jsonl"):
-                os.fsync(self._rows.fileno())
+                flush(self.path / "rows.jsonl")
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         own = {"format": FORMAT, "crc32": _checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
         write_tensors(self.path / f"{name}.safetensors", flat, own | facts)
@@ -311,7 +305,9 @@ def find_runs(paths: list[str | Path]) -> list[RunFolder]:
     """The run folders at or below these paths, in order."""
     found: dict[Path, RunFolder] = {}
     for path in map(as_folder, paths):
-        if not path.exists():
+        with explained_reading(path):
+            exists = path.exists()
+        if not exists:
             raise UsageError(f"{path} does not exist")
         below = config_files(path)
         if not below:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import explained
+from ..files import explained, sweep_dead
 from ..metrics.history import read
 from ..metrics.store import find_runs
 from . import figures, html, theory_figures
@@ -31,6 +31,7 @@ def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
     target = Path(out) if out is not None else Path(paths[0])
     with explained(target):
         target.mkdir(parents=True, exist_ok=True)
+        sweep_dead(target)
     picture = figures.curves(groups)
     pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg")]
     longest = max((h for _, h in kept), key=lambda h: len(h.rows))

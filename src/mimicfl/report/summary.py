@@ -11,6 +11,7 @@ import numpy as np
 from ..config import BESIDE_THE_POINT, with_later
 from ..fingerprint import Parts, digest
 from ..metrics.history import History, Row
+from ..text import visible
 from .gap import TIE, Gap, mean_std
 from .styles import SOLID, Dash, styles
 
@@ -104,7 +105,7 @@ def group(histories: Sequence[History]) -> list[Group]:
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
     named: dict[tuple[str, str], list[History]] = {}
     for history, config in zip(histories, configs, strict=True):
-        setting = ", ".join(f"{key} {config.get(key)}" for key in varied)
+        setting = visible(", ".join(f"{key} {config.get(key)}" for key in varied), keep="")
         named.setdefault((str(config.get("algorithm", "run")), setting), []).append(history)
     collected = {
         (spec, ", ".join(filter(None, (setting, detail)))): found
@@ -160,8 +161,8 @@ def _once_per_seed(runs: Sequence[History]) -> list[History]:
 
 
 def title(spec: str) -> str:
-    """`fedprox:mu=0.1` as `FedProx (mu=0.1)`."""
-    name, _, options = spec.partition(":")
+    """`fedprox:mu=0.1` as `FedProx (mu=0.1)`, in one line whatever a foreign run says."""
+    name, _, options = visible(spec, keep="").partition(":")
     return TITLES.get(name, name) + (f" ({options})" if options else "")
 
 

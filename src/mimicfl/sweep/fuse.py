@@ -13,13 +13,15 @@ from ..config import Experiment
 from ..engine.keeper import check_folder
 from ..engine.run import Run
 from ..engine.simulate import together
-from ..errors import Diverged, Paused, UsageError
+from ..errors import Diverged, Paused, UsageError, check_callable
+from ..files import open_files
 from ..metrics.history import History, read
-from ..metrics.store import RunFolder
+from ..metrics.store import RunFolder, as_folder
 from ..rows import SHARE, free_memory
 
 Plan = dict[str, Experiment]  # a folder's name -> what runs in it
 Notice = Callable[[str], None]
+SPARE_FILES = 200  # for everything but the locks of the runs
 
 
 def compare(
@@ -64,13 +66,15 @@ def carry_out(
 
     After the deadline (of `time.monotonic`) what is not through is saved in its folder, and `Paused` is raised.
     """
-    if out is not None and (Path(out) / "config.toml").exists():
+    check_callable("progress", progress)
+    out = None if out is None else as_folder(out)
+    if out is not None and (out / "config.toml").exists():
         raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
     results: dict[str, History] = {}
     waiting: dict[str, tuple[Experiment, Run]] = {}
     for name, experiment in plan.items():  # a mistake in the last run must not surface after an hour of the first
         settled, run = runner.begin(experiment)
-        folder = None if out is None else Path(out) / name
+        folder = None if out is None else out / name
         if folder is not None and (folder / "config.toml").exists():
             there = RunFolder(folder)
             saved = check_folder(there, run, settled.to_dict())
@@ -111,11 +115,11 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
 
 
 def _most(run: Run) -> int:
-    """How many runs like this one fit the memory: their models and what they remember of every client."""
+    """How many runs like this one can be open at once: memory holds their models and client states, the system their lock files."""
     w = run.work.w
     each = (len(run.split) + 8) * w.numel() * w.element_size()
     free = torch.cuda.mem_get_info(run.device)[0] if run.device.type == "cuda" else free_memory()
-    return max(1, int(SHARE * free / each))
+    return max(1, min(int(SHARE * free / each), open_files() - SPARE_FILES))
 
 
 def _together(
