@@ -34,3 +34,25 @@ def test_while_the_first_is_answered():
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
     assert "stopped" in ended.stderr
+
+
+def test_in_the_middle_of_training():
+    """A KeyboardInterrupt inside a backward pass can make PyTorch abort: the command ends at once instead."""
+    ended = pressing("""
+from mimicfl.engine.cohort import PlainCohort
+real = PlainCohort.train_one
+def train_one(*given):
+    try:
+        press()
+    except BaseException:
+        print("raised in the middle", file=sys.stderr)
+    return real(*given)
+PlainCohort.train_one = train_one
+import tempfile
+with tempfile.TemporaryDirectory() as folder:
+    sys.argv = ["mimicfl", "run", "--rounds", "2", "--engine", "plain", "--out", folder + "/run"]
+    sys.exit(mimicfl_command.main())
+""")
+    assert ended.returncode == 130
+    assert "stopped; resume with 'mimicfl resume" in ended.stderr
+    assert "raised" not in ended.stderr

@@ -10,6 +10,7 @@ from ..errors import UsageError
 from ..text import without_nul
 from . import federation, look, paper, theory, train
 from .console import console, notice, say
+from .interrupt import advice, calm
 from .options import Parser, add_settings
 
 
@@ -187,7 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = console()
         words = [without_nul("an argument", word) for word in (sys.argv[1:] if arguments is None else arguments)]
         parsed = parser().parse_args(words)
-        parsed.call(parsed, output)
+        with calm(parsed):
+            parsed.call(parsed, output)
         sys.stdout.flush()
     except (UsageError, OSError) as error:
         return _fail(str(error))
@@ -196,10 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RecursionError:
         return _fail("this is nested too deeply: use fewer brackets inside brackets")
     except KeyboardInterrupt:
-        folder = getattr(parsed, "folder", None)
-        again = f"'mimicfl resume {folder}', or " if folder else ""
         print(file=sys.stderr)
-        say(f"stopped; resume with {again}the same command again")
+        say(advice(parsed))
         return 130
     return 0
 

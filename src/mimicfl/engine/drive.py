@@ -30,7 +30,8 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadl
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
-            trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
+            with _training():
+                trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
             answers = dict(zip([run for run, _ in busy], trained, strict=True))
             for run, _ in busy:
                 run.engine = cohort.label  # lanes may have become fewer, for want of memory
@@ -126,3 +127,21 @@ def exact(precision: str = "fp32") -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
+
+
+_busy = 0  # how many calls of `Cohort.train` are under way
+
+
+def in_training() -> bool:
+    """Are clients being trained at this moment? Then no file is being written."""
+    return _busy > 0
+
+
+@contextmanager
+def _training() -> Iterator[None]:
+    global _busy
+    _busy += 1
+    try:
+        yield
+    finally:
+        _busy -= 1
