@@ -96,7 +96,7 @@ def test_buffers_are_those_of_the_round(digits):
         (lambda now: {"stopped": 1}, "'stopped', which rows have already"),
         (lambda now: {"run": 1}, "'run', which rows have already"),
         (lambda now: {"x": [float("nan")]}, "give numbers, texts, or lists of them"),
-        (5, "each_round is a function"),
+        (5, "each_round must be a function"),
         (lambda now: {"model": now}, "give numbers, texts, or lists of them"),
     ],
 )
