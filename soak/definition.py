@@ -152,5 +152,6 @@ def test(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
     found = {"test_loss": float(as_loss(arguments["loss"])(output, y)), "test_accuracy": None}
     if not y.is_floating_point():
         guess = (output[:, 0] > 0).long() if output.shape[1] == 1 else output.argmax(1)
-        found["test_accuracy"] = float((guess == y).double().mean())
+        counted = y != getattr(arguments["loss"], "ignore_index", None)  # targets that the loss ignores are not judged either
+        found["test_accuracy"] = float((guess == y)[counted].double().mean())
     return found

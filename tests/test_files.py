@@ -105,6 +105,8 @@ def test_dirichlet_counts_before_it_builds():
         lambda: mf.run([]),
         lambda: mf.run(mf.Experiment(rounds=1), progress=3),
         lambda: mf.compare(mf.Experiment(rounds=1), out=torch.tensor(2)),
+        lambda: mf.compare(mf.Experiment(rounds=1), seeds=torch.tensor(2)),
+        lambda: mf.compare(mf.Experiment(rounds=1), algorithms=torch.tensor(2)),
         lambda: mf.read("a" * 5000),
         lambda: mf.read(2.5),
         lambda: mf.frame(3),

@@ -277,14 +277,21 @@ def algorithm_list(given: Any) -> list[str]:
     one = isinstance(given, (str, algorithms.Algorithm))
     if not one and not isinstance(given, Iterable):
         raise UsageError(f"algorithms must be a list such as ['fedavg', 'mimic'], got {given!r}")
-    specs = _split_specs([algorithms.spell(each) for each in ([given] if one else given)])
+    specs = _split_specs([algorithms.spell(each) for each in ([given] if one else _listed("algorithms", given))])
     return list({algorithms.ALGORITHMS.meaning(spec): spec for spec in reversed(specs)}.values())[::-1]  # two spellings are one algorithm
+
+
+def _listed(what: str, values: Iterable[Any]) -> list[Any]:
+    try:
+        return list(values)
+    except TypeError:  # a tensor or array of a single number can be asked, and refuses
+        raise UsageError(f"{what} must be a list, got {shown(values)}") from None
 
 
 def seed_list(seeds: Any) -> list[int]:
     """`3` is the seeds 0, 1, 2; `4,7` or a list is the seeds 4 and 7 (`4,` is the one seed 4); nothing is `3`."""
     if isinstance(seeds, Iterable) and not isinstance(seeds, str):
-        return list(dict.fromkeys(whole("a seed", number, low=0) for number in seeds))
+        return list(dict.fromkeys(whole("a seed", number, low=0) for number in _listed("seeds", seeds)))
     text = "3" if seeds is None else str(seeds)
     try:
         numbers = [int(part) for part in text.split(",") if part.strip()]
