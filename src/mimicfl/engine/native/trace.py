@@ -50,7 +50,7 @@ def trace(module: nn.Module, sample: tuple[int, ...]) -> list[Layer]:
     except Unsupported as reason:
         raise Unsupported(f"in evaluation mode {reason}") from None
     if layers != evaluated:
-        raise Unsupported("it computes something else in evaluation mode than in training mode")
+        raise Unsupported("it computes something else in evaluation mode")
     if not any(layer.kind in ("conv", "linear") for layer in layers):
         raise Unsupported("it has no layer with weights")
     return _pool_before_relu(layers)
