@@ -234,7 +234,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits, brackets may be nested too deeply
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: too many digits or nested brackets, too
         raise UsageError(f"{file} is not valid TOML: {error}") from None
 
 

@@ -26,7 +26,7 @@ def load(module: nn.Module, w: Tensor) -> nn.Module:
     """Copy the vector `w` into the module's trainable parameters."""
     parameters = trainable(module)
     if w.numel() != (expected := sum(p.numel() for p in parameters)):
-        raise UsageError(f"the vector has {w.numel()} numbers but the model has {expected} trainable parameters; it belongs to another model")
+        raise UsageError(f"the vector has {w.numel()} numbers but the model has {expected} trainable parameters; it is from another model")
     for p, part in zip(parameters, w.split([p.numel() for p in parameters]), strict=True):
         p.data.copy_(part.view_as(p))
     return module

@@ -42,7 +42,7 @@ class Budget:
             sizes = []
         if len(sizes) not in (1, 2):
             raise UsageError(
-                f"state_budget must be a string: 'auto', GiB on the device ('4'), or GiB on the device and in host memory ('4,16'), got {shown(text)}"
+                f"state_budget must be a string: 'auto', GiB on the device ('4'), or GiB on device and host ('4,16'), got {shown(text)}"
             )
         return cls(sizes[0], sizes[-1], folder)
 

@@ -239,7 +239,9 @@ def check_known(e: Experiment, folder: RunFolder, remedy: str, settings: Iterabl
 def _model(folder: RunFolder) -> nn.Module:
     e = settings_of(folder)
     files = f", mf.read({str(folder.path)!r}, plugins={e.plugins!r})" if e.plugins else ""
-    check_known(e, folder, f"reading a run does not execute its plugins; import the module that registers it first{files}", ("model", "dataset"))
+    check_known(
+        e, folder, f"reading a run does not execute its plugins; import the module that registers it first{files}", ("model", "dataset")
+    )
     return models.build(e.model, _data(e), e.seed).to(getattr(torch, e.dtype))
 
 

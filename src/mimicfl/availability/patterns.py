@@ -51,7 +51,9 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
     try:
         drawn = np.asarray(pattern.draw(rounds, num_clients, seed, counts))
     except MemoryError:
-        raise UsageError(f"a schedule of {rounds:,} rounds and {num_clients:,} clients does not fit into memory; use fewer rounds or clients") from None
+        raise UsageError(
+            f"a schedule of {rounds:,} rounds and {num_clients:,} clients does not fit into memory; use fewer rounds or clients"
+        ) from None
     if drawn.shape != (rounds, num_clients) or drawn.dtype != bool:
         raise UsageError(
             f"{type(pattern).__name__}.draw gave {drawn.dtype} of shape {drawn.shape}, "

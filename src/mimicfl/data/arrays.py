@@ -77,7 +77,7 @@ def labels_of(values: Any, name: str) -> np.ndarray:
     except Exception:  # whatever an object's own conversion raises
         raise UsageError(f"{name} must be an array of numbers or strings, got {shown(values)}") from None
     if array.dtype.kind not in "biufUS" or np.ma.isMaskedArray(values):
-        raise UsageError(f"{name} must be an array of numbers or strings without masked entries, got {type(values).__name__} of {array.dtype}")
+        raise UsageError(f"{name} must be an array of numbers or strings without masks, got {type(values).__name__} of {array.dtype}")
     return array
 
 

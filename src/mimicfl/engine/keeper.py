@@ -131,7 +131,7 @@ def check_folder(folder: RunFolder, run: "Run", config: dict[str, Any]) -> Saved
     """This run's result or last checkpoint in the folder, None before the first round. A folder of a different run is refused."""
     name = "final" if folder.finished else "checkpoint"
     saved = folder.load(name)
-    if saved is None or (saved[1].get("round") == "0" and not folder.rows(saved[1])):  # a call that failed before its first round may be corrected
+    if saved is None or (saved[1].get("round") == "0" and not folder.rows(saved[1])):  # a call that failed at once may be corrected
         check_same(folder, config, longer=True)
         return None
     facts = saved[1]

@@ -230,7 +230,7 @@ class Trial:
         self.reference.check_training(checked)
         self.reference.check_evaluation(cohort)
         if checked is not cohort and not compiled:
-            cohort.train(self.reference.asks[:1])  # with dropout: random layers that it does not support are found here, not in the first round
+            cohort.train(self.reference.asks[:1])  # with dropout: unsupported random layers are found here, not in the first round
 
     def check_compiled(self, cohort: Any) -> None:
         """What the compiler made against what it was given: both draw the same dropout."""

@@ -125,7 +125,9 @@ def schedule(rate: Any) -> Schedule:
     if isinstance(rate, Real) and not isinstance(rate, bool):
         return constant(number("the learning rate", rate))
     if not callable(rate) or isinstance(rate, type):
-        raise UsageError(f"a learning rate must be a number, a string such as geometric:0.01,0.95 or a function of the round, got {shown(rate)}")
+        raise UsageError(
+            f"a learning rate must be a number, a string such as geometric:0.01,0.95 or a function of the round, got {shown(rate)}"
+        )
     if type(rate) in (constant, geometric, theory):
         return rate  # type: ignore[no-any-return]
     return Own(rate, _takes_two(rate))

@@ -116,7 +116,7 @@ class RunFolder:
         """Refuse settings that the checkpoint or result was not made with."""
         if facts.get("round", "0") != "0" and facts.get("config", settings_digest(self.config)) != settings_digest(self.config):
             raise UsageError(
-                f"{self.path / 'config.toml'} does not belong to this run: it was edited or copied from another folder; restore the original"
+                f"{self.path / 'config.toml'} does not belong to this run: it was edited or is from another folder; restore the original"
             )
 
     def close(self) -> None:
@@ -142,7 +142,7 @@ class RunFolder:
         count, found = _count(facts), self._read_rows()
         if len(found) < count:
             raise UsageError(
-                f"{self.path / 'rows.jsonl'} is damaged: it has {len(found)} good rows, but the run had reached round {count}; {_FROM_START}"
+                f"{self.path / 'rows.jsonl'} is damaged: {len(found)} good rows, but the run had reached round {count}; {_FROM_START}"
             )
         if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
             raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows are from another run; {_FROM_START}")
