@@ -1,7 +1,7 @@
 """Any Python object as plain lists and strings that depend only on its value: the same in every process.
 
-Tensors and arrays are given by dtype, shape and a hash of their bytes; objects by their class and attributes; your own functions and
-classes by their source text, and by that of whatever of yours they call. Code of libraries is given by its name.
+Tensors and arrays are given by dtype, shape and a hash of their bytes; objects by their class and attributes; the user's functions and
+classes by their source code and that of the user's functions they call. Code of libraries is given by its name.
 """
 
 import functools
