@@ -10,7 +10,7 @@ demo: .venv/ready
 test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2
 
-# Random use in search of failures, for a few minutes or as long as you like: make soak MINUTES=30
+# Random tests of the whole package, for a few minutes or longer: make soak MINUTES=30
 MINUTES ?= 3
 SEED ?= 0
 soak: .venv/ready-dev

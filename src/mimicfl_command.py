@@ -14,11 +14,11 @@ def main() -> int:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on the command says how to go on
     try:
         return command()
-    except KeyboardInterrupt:  # a second Ctrl-C while the first was being answered
+    except KeyboardInterrupt:  # a second Ctrl-C while the first is being handled
         os.write(2, b"\nmimicfl: stopped\n")
         return 130
     finally:
-        if heard:  # the exit code is settled: another Ctrl-C would only make Python print a traceback while it shuts down
+        if heard:  # the exit code is fixed: another Ctrl-C would only print a traceback while Python shuts down
             signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 

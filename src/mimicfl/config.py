@@ -174,7 +174,7 @@ def device_kind(device: str) -> str:
 def engine_parts(engine: str) -> tuple[str, int, bool]:
     """`batched:128:compiled` as name, lanes (0: as many as suit) and whether to compile."""
     if not isinstance(engine, str):
-        raise UsageError(f"engine must be a text, one of {', '.join(ENGINES)}, got {engine!r}")
+        raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     name, *details = engine.split(":")
     one_of("engine", name, ENGINES)
     lanes, compiled = details[0] if details else "0", details[1:]
@@ -200,13 +200,13 @@ def with_later(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_kept(config: dict[str, Any], where: str) -> None:
-    """Refuse settings of a run folder that a reader cannot compute with; other settings are only shown, whatever they are."""
-    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("algorithm", "availability", "dataset", "source"), (str, "a text"))
+    """Refuse settings of a run folder whose type would break a reader; other settings are only displayed."""
+    kinds: dict[str, tuple[Any, str]] = dict.fromkeys(("algorithm", "availability", "dataset", "source"), (str, "a string"))
     kinds |= dict.fromkeys(("seed", "num_clients"), (int, "a whole number")) | dict.fromkeys(CAME_LATER, ((int, float), "a number"))
     for key, (kind, expected) in kinds.items():
         value = config.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-            raise UsageError(f"{where}: {key} must be {expected}, got {value!r}; the file is damaged or not from mimicfl")
+            raise UsageError(f"{where}: {key} must be {expected}, got {value!r}; the file is damaged or was not written by mimicfl")
 
 
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
@@ -234,7 +234,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
         raise UsageError(f"{file} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from None
-    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: a number may have too many digits, brackets be too deep
+    except (ValueError, RecursionError) as error:  # not only TOMLDecodeError: too many digits or nested brackets, too
         raise UsageError(f"{file} is not valid TOML: {error}") from None
 
 
@@ -262,7 +262,7 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
         if isinstance(value, str):
             value = [part for part in value.split(",") if part]
         if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
-            raise UsageError(f"{name} must be a list of texts, got {value!r}")
+            raise UsageError(f"{name} must be a list of strings, got {value!r}")
         return [without_nul(name, part) for part in value]
     if isinstance(value, bool):
         raise UsageError(f"{name} cannot be {value!r}")
@@ -279,5 +279,5 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
             return float(value)
     if str in choices and isinstance(value, str):
         return without_nul(name, value.strip())
-    expected = {int: "a whole number", float: "a number", str: "a text"}[choices[0]]
+    expected = {int: "a whole number", float: "a number", str: "a string"}[choices[0]]
     raise UsageError(f"{name} must be {expected}, got {value!r}")

@@ -31,24 +31,24 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A wrong value for a message, in at most 100 characters; some objects cannot even be printed."""
+    """A value as text for an error message, in at most 100 characters; some objects cannot be printed."""
     try:
         text = " ".join(repr(value).split())
-    except Exception:  # a repr of the user's own, or a whole number of thousands of digits
+    except Exception:  # a user's __repr__ that raises, or an integer with thousands of digits
         text = f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:96]} ..."
 
 
 def plain(value: Any) -> Any:
-    """An array or a tensor as a number or a list; what is neither, or cannot be read, as it is."""
+    """An array or a tensor as a number or a list; anything else unchanged."""
     try:
         return value.tolist()
-    except Exception:  # most things have no such method; some tensors cannot be read
+    except Exception:  # most objects have no such method; some tensors cannot be read
         return value
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of torch or of the user's own code says first: the rest rarely helps."""
+    """The first line of an error raised by torch or by the user's code; the rest rarely helps."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -68,7 +68,7 @@ def flag(what: str, value: Any) -> bool:
 
 
 def _real(value: Any) -> float:
-    """Any real number as a float, infinite where it is too large for one; nan for everything else."""
+    """A real number as a float, infinite if it is too large for one; nan for everything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
@@ -112,6 +112,6 @@ def probability(what: str, value: Any) -> float:
 
 
 def check_callable(what: str, value: Any) -> None:
-    """Refuse what is neither None nor a function."""
+    """Refuse anything but None and functions."""
     if value is not None and not callable(value):
         raise UsageError(f"{what} must be a function, got {shown(value)}")

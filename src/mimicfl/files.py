@@ -19,8 +19,8 @@ try:
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-SAFETENSORS_LEFTOVER = ".tmp??????"  # the library writes to a file of this name first
-WRITER = re.compile(r"\.(\d+)-[0-9a-f]{8}\.part$")  # the process in the name of an unfinished file
+SAFETENSORS_LEFTOVER = ".tmp??????"  # safetensors first writes to a file of this name
+WRITER = re.compile(r"\.(\d+)-[0-9a-f]{8}\.part$")  # the process id in the name of an unfinished file
 MANY_FILES = 100_000
 
 
@@ -40,7 +40,7 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def explained_reading(path: Path) -> Iterator[None]:
-    """Turn an operating system error while looking at `path` into a sentence."""
+    """Turn an operating system error about `path` into a `UsageError`."""
     try:
         yield
     except OSError as error:
@@ -56,13 +56,13 @@ def replacing(path: Path) -> Iterator[Path]:
             yield partial
             flush(partial)
             partial.replace(path)
-            flush(path.parent)  # the new name, too, must survive a power cut
+            flush(path.parent)  # the new name must also survive a power failure
         finally:
             partial.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:
-    """Wait until what was written is on the disk."""
+    """Wait until the content is on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -91,13 +91,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] 
 
 
 def sweep(folder: Path, names: Sequence[str]) -> None:
-    """Remove what killed writers of these files left behind; the caller holds the folder's lock."""
+    """Remove temporary files that killed writers left behind; the caller holds the folder's lock."""
     for leftover in [*(path for name in names for path in folder.glob(f".{name}.*.part")), *folder.glob(SAFETENSORS_LEFTOVER)]:
         leftover.unlink(missing_ok=True)
 
 
 def sweep_dead(folder: Path) -> None:
-    """Remove what writers left in a folder without a lock, if they were processes of this machine that are gone."""
+    """Remove temporary files from a folder without a lock, if their writers were processes of this machine that have ended."""
     for leftover in folder.glob(".*.part"):
         if (owner := WRITER.search(leftover.name)) and not _alive(int(owner[1])):
             leftover.unlink(missing_ok=True)
@@ -108,13 +108,13 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return True
     return True
 
 
 def open_files() -> int:
-    """How many files this process may have open, raised to as many as the system allows."""
+    """How many files this process may open, after raising the limit as far as the system allows."""
     if resource is None:
         return 512
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""`Fingerprint`: which run this is, as hashes of everything that its result depends on."""
+"""`Fingerprint` identifies a run by hashes of everything that its result depends on."""
 
 import hashlib
 import json
@@ -19,15 +19,15 @@ NONE = digest(None)
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """`run` identifies one run; `experiment` is shared by runs that differ in their seed only."""
+    """`run` identifies one run; `experiment` is shared by runs that differ only in the seed."""
 
     run: Parts = field(default_factory=dict)
     experiment: Parts = field(default_factory=dict)
-    unreadable: list[str] = field(default_factory=list, compare=False)  # functions identified by compiled code: they have no source text
+    unreadable: list[str] = field(default_factory=list, compare=False)  # functions without source code, identified by their bytecode
 
     @property
     def program(self) -> tuple[str, ...]:
-        """Equal for runs that may train as one program: they differ in seed, trainable weights, clients, algorithm and rates at most."""
+        """Equal for runs that may train as one program: seed, trainable weights, clients, algorithm and rates may differ."""
         return tuple(self.run[part] for part in ("data", "model", "frozen weights", "loss", "precision", "device"))
 
     @property
@@ -40,7 +40,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, text: str) -> "Fingerprint":
-        """Empty where an earlier version or another program wrote the text."""
+        """Empty if an earlier version or another program wrote the text."""
         try:
             held = json.loads(text)
             run, experiment = ({str(key): str(value) for key, value in held[name].items()} for name in ("run", "experiment"))
@@ -49,7 +49,7 @@ class Fingerprint:
         return cls(run, experiment)
 
     def differences(self, other: "Fingerprint", complete: bool) -> list[str]:
-        """The parts in which the run of a folder differs from this one. Once all rounds are there, what only training needs is ignored."""
+        """The parts in which the run of a folder differs from this one; if it is complete, parts that only training needs are ignored."""
         found = [part for part in self.run if self.run[part] != other.run.get(part)]
         needless = [part for part in found if part in OPTIONAL and (part == "device" or self.run[part] == NONE)] if complete else []
         return [part for part in found if part not in needless]

@@ -26,21 +26,21 @@ def load(module: nn.Module, w: Tensor) -> nn.Module:
     """Copy the vector `w` into the module's trainable parameters."""
     parameters = trainable(module)
     if w.numel() != (expected := sum(p.numel() for p in parameters)):
-        raise UsageError(f"the vector has {w.numel()} numbers, the model {expected} trainable parameters: it is of another model")
+        raise UsageError(f"the vector has {w.numel()} numbers but the model has {expected} trainable parameters; it is from another model")
     for p, part in zip(parameters, w.split([p.numel() for p in parameters]), strict=True):
         p.data.copy_(part.view_as(p))
     return module
 
 
 def check_weights(module: nn.Module) -> None:
-    """Every parameter and buffer must hold real numbers by now."""
+    """Every parameter and buffer must hold real numbers."""
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
-            raise UsageError(f"{name} of the model has no shape yet (a lazy layer): pass a batch through the model first, model(x)")
+            raise UsageError(f"{name} of the model has no shape yet (a lazy layer); pass a batch through the model first, model(x)")
         if tensor.is_meta:
-            raise UsageError(f"{name} of the model is on the meta device and holds no values: build the model on the CPU")
+            raise UsageError(f"{name} of the model is on the meta device and holds no values; build the model on the CPU")
         if tensor.is_complex() and tensor.requires_grad:
-            raise UsageError(f"{name} of the model is complex: trainable parameters must be real numbers")
+            raise UsageError(f"{name} of the model is complex; trainable parameters must be real numbers")
 
 
 class Workspace:

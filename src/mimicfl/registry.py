@@ -25,7 +25,7 @@ class Registry(Generic[T]):
     """
 
     def __init__(
-        self, kind: str, settings: tuple[str, ...] = (), is_one: Callable[[object], bool] | None = None, wanted: str = "a text"
+        self, kind: str, settings: tuple[str, ...] = (), is_one: Callable[[object], bool] | None = None, wanted: str = "a string"
     ) -> None:
         self.kind, self.is_one, self.wanted = kind, is_one or (lambda thing: False), wanted
         self.factories: dict[str, Callable[..., T]] = {}
@@ -104,7 +104,7 @@ class Registry(Generic[T]):
         and the spec's positional arguments fill the remaining parameters in order.
         """
         if not isinstance(spec, str):
-            raise UsageError(f"{self.kind} must be named by a text, got {shown(spec)}")
+            raise UsageError(f"{self.kind} must be given by name, as a string, got {shown(spec)}")
         name, args, options = parse(spec)
         factory = self.find(name)
         parameters = inspect.signature(factory).parameters
@@ -174,7 +174,7 @@ def _value(text: str) -> Any:
     except (ValueError, RecursionError):
         value = text.strip()
     if isinstance(value, str):
-        without_nul(f"the value {text!r}", value)  # it may name a file, and JSON can spell what no file's name holds
+        without_nul(f"the value {text!r}", value)  # it may name a file, and JSON can express characters that no file name allows
     return value
 
 

@@ -42,7 +42,7 @@ class Budget:
             sizes = []
         if len(sizes) not in (1, 2):
             raise UsageError(
-                f"state_budget must be a text: 'auto', GiB on the device ('4'), or GiB there and in host memory ('4,16'), got {shown(text)}"
+                f"state_budget must be a string: 'auto', GiB on the device ('4'), or GiB on device and host ('4,16'), got {shown(text)}"
             )
         return cls(sizes[0], sizes[-1], folder)
 
@@ -123,7 +123,7 @@ def _mapped(folder: Path | None, rows: int, d: int, dtype: torch.dtype) -> Tenso
     """A tensor in a file that has no name any more: however the process ends, nothing is left behind."""
     where = Path(folder or tempfile.gettempdir())
     with explained(where / "(state of the clients)"), tempfile.TemporaryFile(dir=where, prefix=".rows-") as file:
-        # Room is taken now: in a file with holes, a full disk would kill the process when a hole is written to.
+        # Allocate now: writing to a hole of a sparse file on a full disk would kill the process.
         size = rows * d * torch.empty(0, dtype=dtype).element_size()
         os.posix_fallocate(file.fileno(), 0, size) if hasattr(os, "posix_fallocate") else file.truncate(size)
         flat = np.memmap(file, dtype=np.uint8, mode="r+")

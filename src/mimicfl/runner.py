@@ -90,7 +90,7 @@ def _data(e: Experiment) -> Data:
     taken = inspect.signature(factory).parameters
     options = {key: getattr(e, key) for key in ("num_clients", "seed") if key in taken}
     data = _load(factory, e.dataset, e.data_path, **options)
-    if data.changed():  # edited in place by somebody who had it: that must not reach other runs
+    if data.changed():  # edited in place by the user: this must not affect other runs
         _load.cache_clear()
         data = _load(factory, e.dataset, e.data_path, **options)
     return data
@@ -160,8 +160,8 @@ def resume(
 def read(path: str | Path, plugins: Sequence[str] = ()) -> History:
     """A run from its folder, finished or not. Nothing that the folder names is executed.
 
-    Only `model()` needs the run's data, and settings that name the model. A model, dataset or loss of your own must be known by then:
-    import the module that registers it, or name it in `plugins`.
+    Only `model()` needs the run's data, and settings that name the model. A custom model or dataset must be registered first: import its
+    module, or name its file in `plugins`.
     """
     folder = RunFolder(path)
     load_plugins(plugins)
@@ -173,7 +173,7 @@ def frame(*paths: str | Path) -> "pandas.DataFrame":
     """Every round of every run below these folders as one data frame (needs pandas).
 
     Columns before the rows' own: `run` (the folder), `algorithm`, `availability`, `seed` and every other setting in which the runs
-    differ. Where Python objects differ that no setting describes (a split, a model), a column such as `split_fingerprint` says so.
+    differ. Where Python objects differ that no setting describes (a split, a model), a column such as `split_fingerprint` is added.
     """
     import pandas
 
@@ -198,7 +198,7 @@ def _columns(config: dict[str, Any], experiment: dict[str, str]) -> dict[str, An
 
 
 def _explained(part: str, differing: Sequence[str], settings: Sequence[dict[str, Any]]) -> bool:
-    """Do the other settings already tell apart all runs that differ in this part?"""
+    """Do the other settings already distinguish all runs that differ in this part?"""
     words = [key for key in differing if not key.endswith(FINGERPRINT) and key != "seed"]
     seen: dict[str, Any] = {}
     return all(seen.setdefault(repr([own.get(key) for key in words]), own.get(part)) == own.get(part) for own in settings)
@@ -213,7 +213,7 @@ def settings_of(folder: RunFolder) -> Experiment:
 
 
 def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
-    """The experiment a folder goes on with, once all it names is known; `plugins` stand in for those it was begun with."""
+    """The experiment to resume, once everything it names is registered; `plugins` replace those it was started with."""
     e = settings_of(folder)
     remedy = f"mimicfl resume {folder.path} --plugin FILE"
     # Beside the given ones those of its own that are still there: a folder of runs may have several.
@@ -221,7 +221,7 @@ def resumable(folder: RunFolder, plugins: Sequence[str] = ()) -> Experiment:
     try:
         load_plugins(used)
     except UsageError as error:
-        raise UsageError(str(error) if plugins else f"{error}; if it is elsewhere now: {remedy}") from None
+        raise UsageError(str(error) if plugins else f"{error}; if it has moved: {remedy}") from None
     check_known(e, folder, f"give the file that registers it, {remedy}")
     return dataclasses.replace(e, plugins=used)
 
@@ -233,18 +233,20 @@ def check_known(e: Experiment, folder: RunFolder, remedy: str, settings: Iterabl
         value = getattr(e.resolved(), setting)
         name = parse(value)[0] if isinstance(value, str) else ""
         if name and name not in (*registry.factories, "auto", "local"):
-            raise UsageError(f"{folder.path} was begun with an own {registry.kind}, {name!r}: {remedy}")
+            raise UsageError(f"{folder.path} uses a custom {registry.kind}, {name!r}, which is not registered: {remedy}")
 
 
 def _model(folder: RunFolder) -> nn.Module:
     e = settings_of(folder)
     files = f", mf.read({str(folder.path)!r}, plugins={e.plugins!r})" if e.plugins else ""
-    check_known(e, folder, f"reading a run does not execute its plugins; import what registers it first{files}", ("model", "dataset"))
+    check_known(
+        e, folder, f"reading a run does not execute its plugins; import the module that registers it first{files}", ("model", "dataset")
+    )
     return models.build(e.model, _data(e), e.seed).to(getattr(torch, e.dtype))
 
 
 def folder_name(text: str, most: int = 100) -> str:
-    """A spec as the name of a folder; what a folder's name cannot say, a hash of the spec adds."""
+    """A spec as a folder name; a hash of the spec is added if characters had to be replaced."""
     name = "".join(c if c.isalnum() or c in ".-=" else "_" for c in text)
     lost = len(name) > most or any(c not in ".-=_:,[] " and not c.isalnum() for c in text)
     return f"{name[:most]}-{digest(text)[:8]}" if lost else name
@@ -255,7 +257,7 @@ def run_name(algorithm: str, seed: int) -> str:
 
 
 def named_apart(pairs: Sequence[tuple[str, Experiment]]) -> dict[str, Experiment]:
-    """Experiments by their folder names; different ones whose names would be the same get a hash of their own."""
+    """Experiments by folder name; different experiments with the same name get a hash of their settings."""
     counts = collections.Counter(name for name, _ in pairs)
     return {name if counts[name] == 1 else f"{name}-{digest(e.to_dict())[:8]}": e for name, e in pairs}
 
@@ -337,14 +339,14 @@ def _import_file(file: Path) -> None:
     label = f"mimicfl_plugin_{file.stem}"
     text = file.read_bytes()
     if (known := sys.modules.get(label)) is not None and getattr(known, "__plugin__", None) == (str(file), text):
-        return  # a file that was edited since is read again
+        return  # an edited file is read again
     spec = importlib.util.spec_from_file_location(label, file)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[label] = importlib.util.module_from_spec(spec)
     module.__plugin__ = (str(file), text)  # type: ignore[attr-defined]
     try:
-        exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))  # not from a cached .pyc, which may be of an older text
+        exec(compile(text, str(file), "exec", dont_inherit=True), vars(module))  # not from a cached .pyc, which may be older than the file
     except BaseException:
         del sys.modules[label]
         raise

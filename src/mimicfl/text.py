@@ -1,4 +1,4 @@
-"""Text from files and from strangers, made safe to show."""
+"""Makes text from untrusted files safe to display."""
 
 import unicodedata
 
@@ -8,17 +8,16 @@ _HIDDEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}  # control and format characters (ANSI 
 
 
 def visible(text: str, keep: str = "\n\t") -> str:
-    """The text with every character that a screen does not show written as its escape: a name can then neither move the cursor nor
-    hide what follows it."""
+    """The text with invisible characters escaped, so that a name can neither move the cursor nor hide what follows it."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(_escape(c) if c not in keep and unicodedata.category(c) in _HIDDEN else c for c in text)
 
 
 def without_nul(what: str, text: str) -> str:
-    """The text, if it can be part of a path: the operating system's calls end with a plain ValueError at the character NUL."""
+    """The text, if it can be part of a path: system calls raise a bare ValueError for the character NUL."""
     if "\0" in text:
-        raise UsageError(f"{what} must not hold the character NUL, got {text!r}; remove it")
+        raise UsageError(f"{what} must not contain the character NUL, got {text!r}; remove it")
     return text
 
 

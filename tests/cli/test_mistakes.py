@@ -90,7 +90,7 @@ def test_mistakes_are_told_in_a_sentence_with_exit_code_two(capsys, words, answe
         ("rounds = true", "rounds cannot be True"),
         ('rounds = "many"', "rounds must be a whole number"),
         ("rounds = 3.5", "rounds must be a whole number"),
-        ("algorithm = 3", "algorithm must be a text"),
+        ("algorithm = 3", "algorithm must be a string"),
         ("[run]\nrounds = 3", "there is no setting 'run'"),
         ("rounds = = 3", "not valid TOML"),
     ],

@@ -135,7 +135,7 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"ids": [0, 1]}, "one id per training sample"),
         ({"ids": [None] * 6}, "ids must be"),
         ({"optimum": np.zeros((3, 1))}, "optimum must be a vector"),
-        ({"mean": (1, 2)}, "mean needs one value"),
+        ({"mean": (1, 2)}, "mean must have one value"),
         ({"std": "1"}, "std must be a number"),
         ({"scale": None}, "scale must be a number"),
         ({"loss": 3}, "loss must be a name"),

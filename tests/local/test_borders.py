@@ -92,7 +92,7 @@ def test_truth_is_no_learning_rate(rate):
 
 @pytest.mark.parametrize("budget", [None, 3, 0.5, True])
 def test_budgets_are_texts(quadratic, budget):
-    with pytest.raises(mf.UsageError, match="state_budget must be a text"):
+    with pytest.raises(mf.UsageError, match="state_budget must be a string"):
         mf.simulate(**quadratic, rounds=1, state_budget=budget)
 
 
@@ -117,7 +117,7 @@ def test_a_vector_of_another_model_is_refused():
 
 
 def test_a_class_is_no_loss():
-    with pytest.raises(mf.UsageError, match=r"make an object, CrossEntropyLoss\(\)"):
+    with pytest.raises(mf.UsageError, match=r"pass an instance, CrossEntropyLoss\(\)"):
         as_loss(nn.CrossEntropyLoss)
 
 

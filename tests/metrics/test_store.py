@@ -101,7 +101,7 @@ def test_a_damaged_checkpoint_is_named(finished, harm):
 def test_rows_that_are_gone_are_noticed(finished):
     (finished / "final.safetensors").unlink()
     (finished / "rows.jsonl").write_text("")
-    with pytest.raises(mf.UsageError, match="0 good rows, the run had reached round 3"):
+    with pytest.raises(mf.UsageError, match="0 good rows, but the run had reached round 3"):
         resume(finished)
 
 
@@ -219,7 +219,7 @@ def test_a_finished_run_without_its_checkpoint_stays_finished(finished):
 def test_a_finished_run_that_lost_rows_says_so(finished):
     lines = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
     (finished / "rows.jsonl").write_text("".join(lines[:2]))
-    with pytest.raises(mf.UsageError, match="2 good rows, the run had reached round 3"):
+    with pytest.raises(mf.UsageError, match="2 good rows, but the run had reached round 3"):
         read(RunFolder(finished))
 
 

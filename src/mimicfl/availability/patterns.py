@@ -51,7 +51,9 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
     try:
         drawn = np.asarray(pattern.draw(rounds, num_clients, seed, counts))
     except MemoryError:
-        raise UsageError(f"a schedule of {rounds:,} rounds and {num_clients:,} clients does not fit into memory: lower one") from None
+        raise UsageError(
+            f"a schedule of {rounds:,} rounds and {num_clients:,} clients does not fit into memory; use fewer rounds or clients"
+        ) from None
     if drawn.shape != (rounds, num_clients) or drawn.dtype != bool:
         raise UsageError(
             f"{type(pattern).__name__}.draw gave {drawn.dtype} of shape {drawn.shape}, "
@@ -231,7 +233,7 @@ class LabelCorrelated(Pattern):
         if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
             raise UsageError(f"classes must be a list of labels such as [0,1], got {shown(given)}")
         classes = [whole("a label in classes", c, low=0) for c in given]
-        if len(set(classes)) < len(classes):  # most likely a slip for another class; its samples must not count twice
+        if len(set(classes)) < len(classes):  # probably a typo; its samples must not count twice
             raise UsageError(f"classes must name each label once, got {shown(classes)}")
         object.__setattr__(self, "classes", classes)
 
@@ -263,7 +265,7 @@ class Explicit(Pattern):
         except ValueError:
             raise UsageError("explicit availability: the rows differ in length; it must be rounds x clients") from None
         except Exception:  # whatever an object's own conversion raises
-            raise UsageError(f"explicit availability: a matrix or a file is needed, got {shown(source)}") from None
+            raise UsageError(f"explicit availability must be a matrix or a file, got {shown(source)}") from None
         where = str(source) if isinstance(source, (str, Path)) else "the matrix"
         if values.ndim != 2 or values.size == 0:
             raise UsageError(f"explicit availability: {where} must be rounds x clients, got shape {values.shape}")
@@ -279,12 +281,12 @@ class Explicit(Pattern):
         have_rounds, have_clients = self.values.shape
         if have_clients != num_clients:
             raise UsageError(
-                f"the explicit schedule has {have_clients} clients but {num_clients} are asked for: "
+                f"the explicit schedule has {have_clients} clients but {num_clients} are required; "
                 f"use {have_clients} clients or a schedule with {num_clients} columns"
             )
         if have_rounds < rounds:
             raise UsageError(
-                f"the explicit schedule has {have_rounds} rounds but {rounds} are asked for: lower rounds or give a longer schedule"
+                f"the explicit schedule has {have_rounds} rounds but {rounds} are required; lower rounds or give a longer schedule"
             )
         return self.values[:rounds]
 

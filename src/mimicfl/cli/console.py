@@ -1,4 +1,4 @@
-"""What the terminal gets: plain text, in which nothing that came out of a file can act on the terminal."""
+"""Output to the terminal: text from files is escaped, so that it cannot control the terminal."""
 
 import contextlib
 import io
@@ -13,10 +13,10 @@ from ..text import visible
 
 
 class PatientConsole(Console):
-    """Prints plain text as it stands; a reader who went away (`| head`) ends the printing, not the training."""
+    """Prints text without markup. If the reader closes the pipe (`| head`), printing stops and training continues."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Every text passes here before styles are added: names from a run folder may hold escape sequences."""
+        """Escape all text before styles are added: names from a run folder may contain escape sequences."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else visible(text), style, control)
 
@@ -43,5 +43,5 @@ def say(sentence: str) -> None:
 
 
 def notice(sentence: object) -> None:
-    """A line beside the results."""
+    """A notice on the error stream."""
     say(f"notice: {sentence}")

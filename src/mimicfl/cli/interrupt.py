@@ -1,4 +1,4 @@
-"""Ctrl-C while clients are trained."""
+"""Ctrl-C during training."""
 
 import argparse
 import contextlib
@@ -15,18 +15,18 @@ SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 
 
 def advice(parsed: argparse.Namespace | None) -> str:
-    """How to continue what was stopped."""
+    """How to resume what was stopped."""
     folder = getattr(parsed, "folder", None)
-    again = f"'mimicfl resume {folder}', or " if folder else ""
-    return f"stopped; resume with {again}the same command again"
+    again = f"'mimicfl resume {folder}' or " if folder else ""
+    return f"stopped; resume with {again}the same command"
 
 
 @contextlib.contextmanager
 def calm(parsed: argparse.Namespace) -> Iterator[None]:
-    """End the process at once if Ctrl-C comes in the middle of training.
+    """End the process at once if Ctrl-C arrives while clients are being trained.
 
-    A KeyboardInterrupt inside a backward pass can make PyTorch abort. No file is being written then, and a run can be killed at any
-    moment, so nothing is lost. At other times Ctrl-C is the usual KeyboardInterrupt.
+    A KeyboardInterrupt inside a backward pass can make PyTorch abort. No file is being written at that time, and a run can be killed at
+    any moment, so nothing is lost. At other times Ctrl-C raises KeyboardInterrupt as usual.
     """
 
     def stop(number: int, frame: Any) -> None:

@@ -196,7 +196,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, OverflowError) as error:
         return _fail(f"this is too large for this machine: {error or 'out of memory'}; use smaller numbers")
     except RecursionError:
-        return _fail("this is nested too deeply: use fewer brackets inside brackets")
+        return _fail("the input is nested too deeply; use fewer nested brackets")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         say(advice(parsed))

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     wanted = list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ()))
     if not records.exists() and (arguments.status or (arguments.again and arguments.records)):
         where = f"{records} does not exist" if arguments.records else f"there is no records folder here ({records})"
-        raise UsageError(f"{where}: give the folder of the records with --records DIR, or run this in the repository")
+        raise UsageError(f"{where}; name it with --records DIR, or run this in the repository")
     if arguments.status:
         return _status(console, wanted, read_all(records), seeds)
     return _run(arguments, console, wanted, seeds, records)

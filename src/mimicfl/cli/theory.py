@@ -99,16 +99,16 @@ def _constants(folder: RunFolder, history: History, arguments: argparse.Namespac
     if (source := folder.config.get("source")) in MADE_BY:
         missing = " and ".join(name for name, value in (("--L", L), ("--K", K)) if value is None)
         made = f"{folder.path} was made from {MADE_BY[source]}, which its folder does not hold"
-        raise UsageError(f"{made}: give {missing}, or run it with diagnose='every=10'")
+        raise UsageError(f"{made}; give {missing}, or run it with diagnose='every=10'")
     return _rebuilt(folder, history, L, K, arguments.plugins or [])
 
 
 def _named(folder: RunFolder, plugins: Sequence[str]) -> Experiment:
-    """The run's settings, to be looked at: code comes from the files that the user names, never from those that the folder names."""
+    """The run's settings for reading: code is loaded only from files that the user names, never from those that the folder names."""
     e = settings_of(folder)
     load_plugins(plugins)
     files = f"it was made with --plugin {' --plugin '.join(e.plugins)}" if e.plugins else "it was registered in Python"
-    check_known(e, folder, f"{files}; if you trust that code, name its file: mimicfl theory check {folder.path} --plugin FILE")
+    check_known(e, folder, f"{files}; if you trust this code, name its file: mimicfl theory check {folder.path} --plugin FILE")
     return dataclasses.replace(e, plugins=[])
 
 

@@ -63,7 +63,7 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _say_what_runs(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None:
-    """Resuming runs code: name the files before they are imported, since it may be the run folder that names them."""
+    """Resuming runs code: list the files before they are imported, since the run folder may name them."""
     own = [name for folder in waiting for name in coerce("plugins", folder.config.get("plugins", []), list[str])]
     if files := list(dict.fromkeys([*plugins, *own])):
         whose = "this run" if len(waiting) == 1 else "these runs"

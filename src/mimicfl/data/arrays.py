@@ -1,4 +1,4 @@
-"""What a user gives as arrays, as tensors and arrays of the package's own."""
+"""Turns arrays given by the user into tensors and arrays that the package owns."""
 
 import weakref
 from typing import Any
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ..errors import UsageError, first_line, number, plain, shown
 
-# Tensors that a Data holds. Another Data may share them, since each notices a change; all others are copied.
+# Tensors held by a Data. Another Data may share them, since both detect changes; all other tensors are copied.
 _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
 
 
 def own(value: Any, name: str) -> Tensor:
-    """A contiguous tensor on the CPU that shares no memory with the caller's array; one of a Data is returned as it is."""
+    """A contiguous CPU tensor that shares no memory with the caller's array; a tensor of a Data is returned as it is."""
     if isinstance(value, Tensor):
         tensor = value if _HELD.get(id(value)) is value else _copied(value, name)
     else:
@@ -34,7 +34,7 @@ def hold(tensor: Tensor) -> Tensor:
 def _copied(value: Tensor, name: str) -> Tensor:
     wanted = f"{name} must be a dense tensor of real numbers"
     if value.is_meta:
-        raise UsageError(f"{wanted}, got one on the meta device: it holds no values")
+        raise UsageError(f"{wanted}, got one on the meta device, which holds no values")
     if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_nested:
         raise UsageError(f"{wanted}, got {value.dtype} in layout {value.layout}")
     try:
@@ -55,7 +55,7 @@ def _from_array(value: Any, name: str) -> Tensor:
         raise UsageError(f"{wanted}, got {array.dtype}")
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         if array.size and array.max() > np.iinfo(np.int64).max:
-            raise UsageError(f"{name} holds numbers above {np.iinfo(np.int64).max:,}, the largest of int64")
+            raise UsageError(f"{name} must fit into int64, got numbers above {np.iinfo(np.int64).max:,}")
         array = array.astype(np.int64)
     if array.dtype.kind == "f" and array.dtype.itemsize > 8:
         array = array.astype(np.float64)
@@ -70,14 +70,14 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def labels_of(values: Any, name: str) -> np.ndarray:
-    """Labels or ids as an array of numbers or texts that is the package's own."""
+    """A copy of labels or ids as an array of numbers or strings."""
     try:
         array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
         array = np.array(array.tolist()) if array.dtype.kind == "O" else array
     except Exception:  # whatever an object's own conversion raises
-        raise UsageError(f"{name} must be an array of numbers or texts, got {shown(values)}") from None
+        raise UsageError(f"{name} must be an array of numbers or strings, got {shown(values)}") from None
     if array.dtype.kind not in "biufUS" or np.ma.isMaskedArray(values):
-        raise UsageError(f"{name} must be an array of numbers or texts, all of them given, got {type(values).__name__} of {array.dtype}")
+        raise UsageError(f"{name} must be an array of numbers or strings without masks, got {type(values).__name__} of {array.dtype}")
     return array
 
 
@@ -86,7 +86,7 @@ def channels(name: str, value: Any, count: int) -> tuple[float, ...]:
     given = plain(value)
     numbers = tuple(number(name, each) for each in (given if isinstance(given, (list, tuple)) else [given]))
     if len(numbers) not in (1, count):
-        raise UsageError(f"{name} needs one value, or one per channel ({count}), got {len(numbers)}")
+        raise UsageError(f"{name} must have one value, or one per channel ({count}), got {len(numbers)}")
     return numbers
 
 

@@ -13,7 +13,7 @@ from ..errors import UsageError, number, shown, whole
 from .arrays import channels, hold, labels_of, optimum_of, own, raw
 
 CROP_PADDING = 4  # pixels of black border that a random crop may reach into, as usual for CIFAR-10
-IGNORED = -100  # torch's own mark for positions that have no target
+IGNORED = -100  # torch's label for positions without a target
 TENSORS = ("x_train", "y_train", "x_test", "y_test")
 
 
@@ -26,10 +26,10 @@ class Data:
     [samples, positions]; there -100 marks positions without a target.
 
     Training and test samples must agree in shape and kind (uint8, whole numbers, real numbers, truth values), and so must labels.
-    Numbers of different widths, such as float32 and float64, are stored in the wider type, which loses nothing. Labels become int64.
+    Numbers of different widths, such as float32 and float64, are stored in the wider type, which is exact. Labels become int64.
 
-    A Data is a value: it copies what it is given, its fields cannot be assigned, and `check_unchanged` notices edits in place. For
-    other data make a new one: `dataclasses.replace(data, y_train=...)`.
+    A Data is a value: it copies its arrays, its fields cannot be assigned, and `check_unchanged` detects edits in place. To change
+    the data, make a new object: `dataclasses.replace(data, y_train=...)`.
     """
 
     x_train: Any
@@ -58,7 +58,7 @@ class Data:
         self._seal = self._checksums()
 
     def _take_samples(self) -> None:
-        taken: dict[int, Tensor] = {}  # one array that is given twice, as training and test samples, is copied once
+        taken: dict[int, Tensor] = {}  # an array given both as training and as test samples is copied once
         given = {name: getattr(self, name) for name in TENSORS}
         for name, value in given.items():
             if id(value) not in taken:
@@ -87,9 +87,9 @@ class Data:
 
     def _take_facts(self) -> None:
         if not isinstance(self.name, str):
-            raise UsageError(f"the name of the data must be a text, got {shown(self.name)}")
+            raise UsageError(f"the name of the data must be a string, got {shown(self.name)}")
         if not isinstance(self.augment, bool):
-            raise UsageError(f"augment must be True or False, got {shown(self.augment)}; for transforms of your own, apply them beforehand")
+            raise UsageError(f"augment must be True or False, got {shown(self.augment)}; apply your own transforms beforehand")
         if self.augment and self.x_train.ndim != 4:
             raise UsageError("augment=True crops and flips images: x_train must be [samples, channels, height, width]")
         count = self.x_train.shape[1] if self.x_train.ndim > 1 else 1
@@ -117,53 +117,53 @@ class Data:
     def _refuse_once_sealed(self, name: str) -> None:
         if "_seal" in vars(self):
             given = any(f.name == name and f.init for f in fields(self))
-            remedy = f": make a new one with dataclasses.replace(data, {name}=...)" if given else ""
-            raise UsageError(f"Data is a value and its {name} cannot be changed{remedy}")
+            remedy = f"; make a new one with dataclasses.replace(data, {name}=...)" if given else ""
+            raise UsageError(f"Data is immutable: {name} cannot be changed{remedy}")
 
     def changed(self) -> bool:
-        """Has anything been edited in place since this Data was made? Reads all of it."""
+        """Has anything been edited in place since this Data was made? Reads all arrays."""
         return bool(self._edited())
 
     def check_unchanged(self) -> None:
         """Raise a `UsageError` if anything was edited in place since this Data was made."""
         if edited := self._edited():
             raise UsageError(
-                f"{' and '.join(edited)} of the data {self.name!r} was edited in place after it was made: "
+                f"{' and '.join(edited)} of the data {self.name!r} was edited in place: "
                 f"edit a copy and make a new one with dataclasses.replace(data, {edited[0]}=...)"
             )
 
     def _edited(self) -> list[str]:
         now = self._checksums()
         edited = [name for name, value in now.items() if value != self._seal[name]]
-        if edited:  # what was derived from the old contents must not outlive them
+        if edited:  # drop what was derived from the old contents
             self._scaling.clear()
             self._resident.clear()
         return edited
 
     def _checksums(self) -> dict[str, int]:
-        """Of every field that can change a result."""
+        """A checksum of every field that can change a result."""
         found = {name: _checksum(getattr(self, name)) for name in TENSORS}
         found["optimum"] = 0 if self.optimum is None else _checksum(self.optimum)
         found["ids"] = 0 if self.ids is None else zlib.crc32(np.ascontiguousarray(self.ids).tobytes(), len(self.ids))
         for name in ("scale", "mean", "std", "augment", "num_classes"):
             found[name] = zlib.crc32(repr(getattr(self, name)).encode())
-        found["loss"] = zlib.crc32(self.loss.encode()) if isinstance(self.loss, str) else 0  # a function has no lasting text
+        found["loss"] = zlib.crc32(self.loss.encode()) if isinstance(self.loss, str) else 0  # functions have no stable text
         return found
 
     def checksum(self) -> int:
-        """A number for all samples and labels as they are now."""
+        """One checksum of all samples and labels as they are now."""
         crc = 0
         for name in TENSORS:
             crc = zlib.crc32(raw(getattr(self, name)), crc)
         return crc
 
     def described(self) -> list[Any]:
-        """Everything but the loss that tells this data from other data, as plain values; as of when it was made."""
+        """Everything except the loss that identifies this data, as plain values, as of when it was made."""
         tensors = [[name, str(getattr(self, name).dtype), list(getattr(self, name).shape)] for name in TENSORS]
         return [tensors, sorted((name, value) for name, value in self._seal.items() if name != "loss")]
 
     def facts(self) -> list[Any]:
-        """What besides the samples decides the model's inputs."""
+        """What determines the model's inputs besides the samples."""
         return [self.scale, list(self.mean), list(self.std), self.augment]
 
     def class_counts(self, split: list[np.ndarray]) -> np.ndarray | None:
@@ -223,7 +223,7 @@ def _kind(x: Tensor) -> str:
 
 
 def _one_type(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
-    """Samples in the wider of two types of one kind: uint8 is scaled and the rest is not, so kinds must not be mixed."""
+    """Both in the wider of their two types. Kinds must not be mixed, since only uint8 is scaled."""
     if _kind(train) != _kind(test):
         scaled = "; uint8 samples are scaled by scale, mean and std and others are not" if torch.uint8 in (train.dtype, test.dtype) else ""
         raise UsageError(f"x_train is {train.dtype} but x_test is {test.dtype}: convert one to the type of the other{scaled}")
@@ -232,7 +232,7 @@ def _one_type(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flat(y: Tensor) -> Tensor:
-    """Class labels [n, 1] are meant as [n]."""
+    """Class labels of shape [n, 1] are read as [n]."""
     return y[:, 0].contiguous() if y.ndim == 2 and y.shape[1] == 1 and not y.is_floating_point() else y
 
 
@@ -241,12 +241,12 @@ def _number_of_classes(*labels: Tensor) -> int:
         wrong = (y < 0) if y.ndim == 1 else (y < 0) & (y != IGNORED)
         if bool(wrong.any()):
             raise UsageError(
-                f"labels must be 0, 1, 2, ...: a negative label was found, {int(y[wrong][0])} "
+                f"labels must be 0, 1, 2, ..., got the negative label {int(y[wrong][0])} "
                 f"({IGNORED} marks positions without a target where labels are [samples, positions])"
             )
     most = max(int(y.max()) if y.numel() else -1 for y in labels)
     if most < 0:
-        raise UsageError("the labels hold no class at all: give at least one label of 0 or more")
+        raise UsageError("the labels contain no class; give at least one label of 0 or more")
     return whole("the number of classes (largest label + 1)", most + 1, high=1_000_000)
 
 
@@ -292,5 +292,5 @@ def as_rows(part: Any, samples: int, what: str) -> np.ndarray:
     if rows.size == 0:
         raise UsageError(f"{what} has no data: use fewer clients or another partition")
     if rows.min() < 0 or rows.max() >= samples:
-        raise UsageError(f"{what} points outside the {samples} training samples: the split is of other data")
+        raise UsageError(f"{what} has a sample number outside the {samples} training samples; was the split made for other data?")
     return rows.astype(np.int64)

@@ -51,7 +51,7 @@ def load(name: str, path: str | Path | None = None, fetch: bool = True, **option
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    """A misspelled option must not be passed over; those of a run are, where a dataset does not take them."""
+    """Refuse unknown options; `num_clients` and `seed` are dropped where a dataset does not take them."""
     taken = inspect.signature(DATASETS.find(parse(name)[0])).parameters
     spread = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     if not spread and (unknown := options.keys() - taken.keys() - {"num_clients", "seed"}):

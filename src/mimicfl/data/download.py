@@ -24,7 +24,7 @@ def cache_dir() -> Path:
         if named := os.environ.get("MIMICFL_CACHE"):
             return Path(named).expanduser()
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mimicfl"
-    except RuntimeError as error:  # no such user, or a user without a home
+    except RuntimeError as error:  # unknown user, or a user without a home folder
         raise UsageError(f"the cache folder cannot be found ({error}); set MIMICFL_CACHE to an existing folder") from None
 
 

@@ -1,8 +1,8 @@
 """Partitioners: labels in, one array of sample numbers per client out.
 
 Every partitioner is seeded, draws from a stream of its own, and ends: where luck is needed the tries are bounded
-and the error says what to change. `shards`, `classes` and `anchored` give all clients parts of one size and leave out the rest: a warning
-says how many samples, if it is more than 1 %; `sum(map(len, split))` is how many are used.
+and the error says what to change. `shards`, `classes` and `anchored` give all clients parts of equal size and leave the remaining samples
+unused; if these are more than 1 %, a warning gives their number. `sum(map(len, split))` is the number of samples used.
 """
 
 import functools
@@ -22,17 +22,17 @@ Split = list[np.ndarray]
 P = ParamSpec("P")
 PARTITIONS: Registry[Split] = Registry("partition", ("partition",))
 register = PARTITIONS.register
-NOTABLE = 0.01  # the share of unused samples above which a warning is given: of CIFAR-10, 30 clients with 2 shards leave out 0.04 %
+NOTABLE = 0.01  # warn above this share of unused samples: on CIFAR-10, 30 clients with 2 shards leave 0.04 % unused
 
 
 class NamedSplit(Split):
-    """A split that knows how it was made, whatever the seed: `split.spec` is `dirichlet:alpha=0.3,...`."""
+    """A split that records how it was made, without the seed: `split.spec` is `dirichlet:alpha=0.3,...`."""
 
     spec = ""
 
 
 def named(partitioner: Callable[P, Split]) -> Callable[P, Split]:
-    """Let reports and data frames tell the splits of a partitioner apart by its options."""
+    """Let reports and data frames distinguish the splits of a partitioner by its options."""
 
     @functools.wraps(partitioner)
     def described(*args: P.args, **kwargs: P.kwargs) -> Split:
@@ -72,7 +72,7 @@ def shards(labels: Any, num_clients: int, shards_per_client: int = 2, seed: int 
 def classes(labels: Any, num_clients: int, classes_per_client: int = 2, seed: int = 0) -> Split:
     """Every client holds exactly `classes_per_client` classes, in equal parts (Table V of the paper: 2, 5, 8, 10).
 
-    The parts are as large as the scarcest class allows; what is left of the others is not used.
+    The parts are as large as the scarcest class allows; the remaining samples of the others are not used.
     """
     y = _classes(labels, num_clients, seed)
     found = np.unique(y)
@@ -95,7 +95,7 @@ def classes(labels: Any, num_clients: int, classes_per_client: int = 2, seed: in
 def anchored(labels: Any, num_clients: int, seed: int = 0) -> Split:
     """Client i holds class i mod C and one other at random, in equal parts: the split of the script of the paper's authors, seeded.
 
-    The parts are as large as the class with most holders allows; what is left of the others is not used.
+    The parts are as large as the class held by most clients allows; the remaining samples of the others are not used.
     """
     y = _classes(labels, num_clients, seed)
     found = np.unique(y)
@@ -136,7 +136,7 @@ def dirichlet(labels: Any, num_clients: int, alpha: float = 0.5, min_samples: in
     members = [np.flatnonzero(y == label) for label in np.unique(y)]
     for attempt in range(whole("tries", tries, high=100_000)):
         rng = stream(seed, "partition", attempt)
-        dealt: list[tuple[np.ndarray, np.ndarray]] = []  # each class, shuffled, and where it is cut
+        dealt: list[tuple[np.ndarray, np.ndarray]] = []  # each class: its samples, shuffled, and where to cut them
         for pool in members:
             cuts = (np.cumsum(rng.dirichlet(np.full(num_clients, alpha)))[:-1] * len(pool)).astype(int)
             dealt.append((rng.permutation(pool), cuts))
@@ -191,7 +191,7 @@ def _samples(labels: Any, num_clients: int, seed: int) -> np.ndarray:
         raise UsageError(f"a partition needs one label for every sample, got an array of shape {y.shape}")
     whole("seed", seed, low=0)
     if whole("num_clients", num_clients) > len(y):
-        raise UsageError(f"{num_clients} clients cannot share {len(y)} samples: some would have no data; use fewer clients")
+        raise UsageError(f"{num_clients} clients cannot share {len(y)} samples, since some would have no data; use fewer clients")
     return y
 
 
@@ -200,7 +200,7 @@ def _classes(labels: Any, num_clients: int, seed: int) -> np.ndarray:
     y = _samples(labels, num_clients, seed)
     if y.dtype.kind == "f":
         raise UsageError(
-            "this partition groups samples by class and the labels are real numbers: "
+            "this partition groups samples by class, but the labels are real numbers; "
             "use iid, by_ids, or dirichlet on binned labels such as np.digitize(y, edges)"
         )
     if y.ndim != 1:
@@ -209,12 +209,12 @@ def _classes(labels: Any, num_clients: int, seed: int) -> np.ndarray:
 
 
 def _told(name: str, split: Split, samples: int) -> Split:
-    """The split; where it leaves out more than a few samples, a warning says so."""
+    """The split, with a warning if it leaves more than a few samples unused."""
     used = sum(map(len, split))
     if samples - used > NOTABLE * samples:
         warnings.warn(
             f"{name} uses {used:,} of {samples:,} samples ({100 * used / samples:.1f} %): "
-            "all parts have one size and what is left over is not used; dirichlet and iid use every sample",
+            "all parts have equal size and the remaining samples are not used; dirichlet and iid use every sample",
             stacklevel=4,
         )
     return split

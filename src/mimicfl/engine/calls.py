@@ -41,7 +41,7 @@ def without_dropout(model: nn.Module, inputs: Tensor) -> nn.Module | None:
         quiet(inputs)
     if called.seen:
         kind = type(quiet)
-        quiet.__class__ = type(kind.__name__, (Quiet, kind), {})  # not a module around it: parameters and buffers keep their names
+        quiet.__class__ = type(kind.__name__, (Quiet, kind), {})  # not a wrapper module: parameters and buffers keep their names
     return quiet if called.seen or layers else None
 
 
@@ -59,7 +59,7 @@ class WithoutDropout(TorchFunctionMode):
 
 
 class Quiet:
-    """Before a module's own class: calls it without dropout."""
+    """Mixed in before a module's class; calls it without dropout."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         with WithoutDropout():

@@ -50,8 +50,8 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
         raise UsageError(f"the model must give one tensor with a row for every sample, got {got} for {len(x)} samples")
     check_outputs(output, y)
     outputs = output.shape[1] if output.ndim > 1 else 1
-    if outputs == 1 and loss is cross_entropy:  # it would be 0 whatever the model says
-        raise UsageError("cross-entropy needs an output per class and at least two, the model has 1: give it more, or use loss='binary'")
+    if outputs == 1 and loss is cross_entropy:  # the loss would always be 0
+        raise UsageError("cross-entropy needs one output per class and at least two, but the model has 1; add outputs or use loss='binary'")
     one_for_two = outputs == 1 and data.num_classes == 2 and loss is not cross_entropy
     if data.num_classes > outputs and not one_for_two:
         raise UsageError(
@@ -76,7 +76,7 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Non
 
 
 def check_outputs(output: Tensor, y: Tensor) -> None:
-    """Outputs for classes must be [batch, classes, ...] to targets [batch, ...]: accuracy is taken along the second dimension."""
+    """Outputs must be [batch, classes, ...] for targets [batch, ...], since accuracy is taken along the second dimension."""
     if y.is_floating_point():
         return
     shapes = f"outputs of shape {tuple(output.shape)}, targets of shape {tuple(y.shape)}"
@@ -86,11 +86,11 @@ def check_outputs(output: Tensor, y: Tensor) -> None:
         fits = output.shape[2:] == y.shape[1:]
         if not fits and output.shape[1:-1] == y.shape[1:]:
             turned = "transpose(1, 2)" if output.ndim == 3 else "movedim(-1, 1)"
-            raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}): return output.{turned}")
+            raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}); return output.{turned}")
     if not fits:
         raise UsageError(
             f"the model's output must be [batch, classes, ...] where targets are [batch, ...] ({shapes}); "
-            "targets of another kind, such as several labels per sample, must be given as real numbers"
+            "give other targets, such as several labels per sample, as real numbers"
         )
 
 

@@ -1,4 +1,4 @@
-"""How long plain training takes, estimated from the model's calls and arithmetic: the same answer at any moment and on any machine."""
+"""The time of plain training, estimated from the model's calls and operations: the same number at any time and on any machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,23 +16,23 @@ from .run import Run
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds, measured once for MLPs, LeNet, ResNets with GroupNorm, an LSTM and VGG-11: within a factor of two for all of them."""
+    """Seconds per unit of work, fitted to MLPs, LeNet, ResNets with GroupNorm, an LSTM and VGG-11: within a factor of two for all."""
 
-    client: float  # to draw a client's batches and load its model
-    step: float  # for a local step beside forward and backward
+    client: float  # drawing a client's batches and loading its model
+    step: float  # a local step, without forward and backward
     call: float
-    convolution: float  # for each convolution more: preparing a small one takes longer than computing it
+    convolution: float  # extra for each convolution: preparing a small one takes longer than computing it
     flop: float
-    element: float  # for each number that a call returns
+    element: float  # each number that a call returns
 
 
 SPEED = {"cpu": Speed(2e-4, 1e-4, 5e-6, 1e-4, 2e-11, 2e-10), "cuda": Speed(2e-4, 5e-4, 1.5e-5, 2e-5, 1e-13, 2e-12)}
-# Below so many operations per product or convolution a second thread gains little, and stalls when another program wants the core.
+# Below this many operations per product or convolution a second thread gains little, and stalls when another program needs the core.
 SMALL_CALL = 2**25
 
 
 class Counter(TorchDispatchMode):
-    """Counts what is called while it is active."""
+    """Counts torch operations while it is active."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -52,7 +52,7 @@ class Counter(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class Cost:
-    """What forward and backward of one batch cost: calls, and numbers that grow with the batch as a + b * samples."""
+    """The cost of forward and backward on one batch: calls, and counts that grow with the batch as a + b * samples."""
 
     calls: int
     products: int
@@ -62,27 +62,27 @@ class Cost:
 
     @classmethod
     def of(cls, run: Run) -> "Cost":
-        """Counted on two and on four samples; guessed from the number of parameters where the model cannot be watched."""
+        """Counted on two and on four samples; guessed from the number of parameters if counting fails."""
         try:
             two, four = (_counted(run, samples) for samples in (2, 4))
-        except Exception:  # a guess will do: it only decides whether a faster engine is worth preparing
+        except Exception:  # a guess is enough: it only decides whether to prepare a faster engine
             return cls(50, 6, 0, (0.0, 6.0 * run.work.w.numel()), (0.0, 0.0))
         return cls(two.calls, two.products, two.convolutions, _line(two.flops, four.flops), _line(two.elements, four.elements))
 
     def step(self, samples: np.ndarray, device: str) -> np.ndarray:
-        """Seconds of local steps with so many samples each."""
+        """Seconds of local steps, given the number of samples in each."""
         speed = SPEED[device]
         fixed = speed.step + self.calls * speed.call + self.convolutions * speed.convolution
         flops, elements = (a + b * samples for a, b in (self.flops, self.elements))
         return np.asarray(fixed + flops * speed.flop + elements * speed.element)
 
     def small(self, samples: int) -> bool:
-        """Is a step with so many samples too small to be shared between threads?"""
+        """Is a step with this many samples too small for several threads?"""
         return bool(self.flops[0] + self.flops[1] * samples < SMALL_CALL * max(1, self.products))
 
 
 def _counted(run: Run, samples: int) -> Counter:
-    module = Workspace(run.template, run.device).module.train()  # a copy: counting must not move its buffers
+    module = Workspace(run.template, run.device).module.train()  # a copy: counting must not change its buffers
     rows = torch.arange(samples, device=run.device) % len(run.clients.x)
     inputs = run.data.inputs(run.clients.x[rows], run.clients.dtype)
     counter = Counter()
@@ -97,7 +97,7 @@ def _line(two: float, four: float) -> tuple[float, float]:
 
 
 class Workload:
-    """The plain training that runs have before and behind them, in estimated seconds."""
+    """The plain training of these runs, done and left, in estimated seconds."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.cost = Cost.of(runs[0])  # they share the model
@@ -105,7 +105,7 @@ class Workload:
         self.total = sum(float(rounds[-1]) for rounds in self.rounds.values())
 
     def done(self, more: int = 0) -> float:
-        """What is trained by now, or when every run has so many rounds more."""
+        """Estimated seconds trained so far, or after `more` further rounds of every run."""
         return sum(float(rounds[min(max(0, run.t + more), len(rounds) - 1)]) for run, rounds in self.rounds.items())
 
     def left(self) -> float:

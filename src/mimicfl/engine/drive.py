@@ -107,7 +107,7 @@ def _noted(failed: dict[Run, Diverged], run: Run) -> Iterator[None]:
 
 @contextmanager
 def own_threads(count: int | None = None) -> Iterator[int]:
-    """Whatever number of threads is set meanwhile, afterwards it is as before; yields that number."""
+    """Restore the number of threads at the end of the block; yields the number before it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -129,11 +129,11 @@ def exact(precision: str = "fp32") -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32 = before
 
 
-_busy = 0  # how many calls of `Cohort.train` are under way
+_busy = 0  # calls of `Cohort.train` in progress
 
 
 def in_training() -> bool:
-    """Are clients being trained at this moment? Then no file is being written."""
+    """Are clients being trained now? If so, no file is being written."""
     return _busy > 0
 
 

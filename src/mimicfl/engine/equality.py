@@ -1,7 +1,7 @@
-"""Is an engine equal to plain for this run? Asked before it is used, on real samples, in training and in evaluation mode.
+"""Does an engine match plain for this run? Checked before it is used, on real samples, in training and in evaluation mode.
 
-The clients that are compared cover the classes, the smallest and the largest client and a batch that is not full. They are compared one
-by one, at the run's parameters and at others nearby: at the first a layer may be invisible, behind weights that are zero.
+The compared clients cover the classes, the smallest and the largest client and a batch that is not full. They are compared one by one, at
+the run's parameters and at perturbed ones: initial weights that are zero can hide a layer.
 """
 
 import copy
@@ -21,25 +21,25 @@ from .cohort import Answers, Ask, Cohort, PlainCohort
 from .run import Run
 from .support import Unsupported, distances
 
-CLIENTS = 8  # compared at most
+CLIENTS = 8  # at most
 STEPS = 2
-LOSS_SAMPLES = 128  # for the loss, at most
+LOSS_SAMPLES = 128  # at most
 TEST_SAMPLES = 64
-# How far an engine may be from plain, relative to the length of a client's gradient. On the CPU engines are off by at most 4e-7 on the
-# models of tests/engine/cohorts.py, LeNet and a ResNet. A maximum that falls on another pixel costs more, but then plain is as unsteady.
+# Tolerances, relative to the length of a client's gradient. Measured on the CPU: at most 4e-7 on the models of tests/engine/cohorts.py,
+# LeNet and a ResNet. If a maximum moves to another pixel the error is larger, but then plain is just as unstable.
 CLOSE = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
 CLOSE_OUTPUTS = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.05, "bf16": 0.1}
 CLOSE_FLOAT64 = 1e-7
-UNSTEADY = 10.0  # times as far as plain moves with the rounding of its parameters
+UNSTEADY = 10.0  # accepted multiple of plain's own change when its parameters are perturbed by rounding
 
 
 class Reference:
-    """What plain answers for a few clients of a run."""
+    """The updates of plain for a few clients of a run."""
 
     def __init__(self, run: Run, plain: PlainCohort) -> None:
         self.run, self.plain = run, plain
         self.quiet = without_dropout(run.template, run.data.inputs(run.clients.x[:2], run.clients.dtype))
-        # Every engine draws dropout in its own way, so they are compared without it.
+        # Every engine draws dropout differently, so they are compared without it.
         self.trains = plain if self.quiet is None else PlainCohort(self.quiet, run.clients, run.loss)
         exact, kind = run.clients.dtype == torch.float64, "cpu" if run.device.type == "cpu" else run.precision
         self.close, self.close_outputs = (CLOSE_FLOAT64 if exact else of[kind] for of in (CLOSE, CLOSE_OUTPUTS))
@@ -47,8 +47,8 @@ class Reference:
 
     @cached_property
     def asks(self) -> list[Ask]:
-        """A few steps from the run's parameters as its algorithm asks for them, and from others nearby with the bare gradient: a large
-        shift, or clipping, would hide how far that is off."""
+        """A few steps from the run's parameters, with the algorithm's task; and from perturbed ones with the plain gradient, since a
+        large shift, or clipping, would hide an error in it."""
         ask = few_steps(self.run, telling_clients(self.run), STEPS)
         usual = ask.w.square().mean().sqrt().clamp_min(0.05)
         bare = LocalSGD(steps=STEPS, batch_size=self.run.local.batch_size)
@@ -60,7 +60,7 @@ class Reference:
         return torch.from_numpy(stream(self.run.seed, "nearby").standard_normal(w.numel())).to(w)
 
     def answers(self, point: int, rounded: bool = False) -> Answers:
-        """Of plain, from these parameters, or from the same moved by their rounding."""
+        """Updates of plain from these parameters, or from the same perturbed by their rounding error."""
         if (point, rounded) not in self.truth:
             ask = self.asks[point]
             w = ask.w * (1 + 4 * torch.finfo(ask.w.dtype).eps * self.noise) if rounded else ask.w
@@ -68,20 +68,20 @@ class Reference:
         return self.truth[point, rounded]
 
     def check_loss(self) -> None:
-        """Refuse engines that average the losses of single samples where the loss of a batch is something else."""
+        """For engines that average the losses of single samples: refuse other losses."""
         if not self.loss_is_a_mean:
             raise Unsupported(
                 "its loss is not a mean over samples (class weights, ignore_index, a sum, or a term that depends on the whole batch)"
             )
 
     def check_samples(self) -> None:
-        """Refuse engines that fill up short batches where a sample's output depends on the others in its batch."""
+        """For engines that pad short batches: refuse models in which a sample's output depends on the others in its batch."""
         if not self.samples_are_independent:
             raise Unsupported("its samples depend on each other within a batch (BatchNorm, or a mean over the batch)")
 
     @cached_property
     def samples_are_independent(self) -> bool:
-        """In training mode: does half of a batch give the same outputs alone?"""
+        """Does half of a batch give the same outputs alone, in training mode?"""
         run, work = self.run, self.trains.work
         rows = mixed_rows(run)[: max(2, max(batch_sizes(run)))]
         inputs, half = run.data.inputs(run.clients.x[rows], run.clients.dtype), (len(rows) + 1) // 2
@@ -97,7 +97,7 @@ class Reference:
 
     @cached_property
     def loss_is_a_mean(self) -> bool:
-        """In value and gradient, on samples of all classes, for the sizes of batches that occur."""
+        """In value and gradient, on samples of all classes, for the batch sizes that occur."""
         rows, clients = mixed_rows(self.run), self.run.clients
         inputs = clients.data.inputs(clients.x[rows], clients.dtype)
         outputs = [self.evaluated(ask.w, inputs) for ask in self.asks]
@@ -117,11 +117,11 @@ class Reference:
             work.module.train()
 
     def check_training(self, cohort: Cohort) -> None:
-        """Every client's sum of gradients and loss; `cohort` trains the model without its dropout."""
+        """Compare every client's sum of gradients and loss; `cohort` trains the model without dropout."""
         for point, ask in enumerate(self.asks):
             true = self.answers(point)
             if point and not bool(torch.isfinite(true.g).all()):
-                continue  # the model does not bear other parameters
+                continue  # the model is not finite at perturbed parameters
             self._compare(cohort.train([ask])[0], point)
 
     def _compare(self, ours: Answers, point: int) -> None:
@@ -130,13 +130,13 @@ class Reference:
             off = distances(getattr(ours, part), getattr(true, part))
             if bool((off <= self.close).all()):
                 continue
-            # As far as plain itself moves when its parameters move by their rounding: nearer no engine can be.
+            # No engine can be closer than plain is to itself when its parameters are perturbed by rounding.
             moved = distances(getattr(self.answers(point, rounded=True), part), getattr(true, part))
             if not bool((off <= (UNSTEADY * moved).clamp_min(self.close)).all()):
                 raise Unsupported(f"its fast form disagrees with PyTorch on a test batch by {100 * float(off.max()):.2g} %")
 
     def check_evaluation(self, cohort: Cohort) -> None:
-        """Its test outputs, where it computes any, against the module in evaluation mode."""
+        """Compare test outputs, if the engine computes any, with the module in evaluation mode."""
         test = sample(self.run.test)
         for ask in self.asks:
             found = cohort.outputs(ask.w[None], [self.run.buffers], test)
@@ -152,7 +152,7 @@ def _near(ours: Tensor, true: Tensor, tolerance: float) -> bool:
 
 
 def _is_mean(run: Run, output: Tensor, rows: Tensor, sizes: list[int]) -> bool:
-    """Is the loss of batches of these sizes the mean of the losses of their samples, one by one?"""
+    """Is the loss of a batch the mean of the losses of its samples, for these batch sizes?"""
     targets, rounding = run.clients.y[rows], 1e3 * torch.finfo(output.dtype).eps
     x = output.clone().requires_grad_()
     single = torch.stack([run.loss(x[i : i + 1], targets[i : i + 1]) for i in range(len(rows))])
@@ -169,7 +169,7 @@ def _is_mean(run: Run, output: Tensor, rows: Tensor, sizes: list[int]) -> bool:
 
 
 def batch_sizes(run: Run) -> list[int]:
-    """The sizes of batches that occur: the smallest, the largest and some between."""
+    """Batch sizes that occur: the smallest, the largest and one between."""
     sizes = run.clients.sizes
     ragged = np.unique(sizes)
     some = ragged[np.unique(np.linspace(0, len(ragged) - 1, 16).astype(int))]
@@ -178,7 +178,7 @@ def batch_sizes(run: Run) -> list[int]:
 
 
 def mixed_rows(run: Run) -> Tensor:
-    """Training samples that hold every label there is, and some more of them."""
+    """Training samples that cover every label, and some more."""
     y = run.clients.y.cpu()
     used = np.concatenate(run.split)
     some = used[np.linspace(0, len(used) - 1, min(len(used), LOSS_SAMPLES)).astype(int)]
@@ -191,7 +191,7 @@ def mixed_rows(run: Run) -> Tensor:
 
 
 def telling_clients(run: Run) -> list[int]:
-    """The smallest and the largest client, one with a batch that is not full, and more until all classes are held."""
+    """The smallest and the largest client, one with a batch that is not full, and more until all classes are covered."""
     sizes, batch = run.clients.sizes, run.local.batch_size or int(run.clients.sizes.max())
     chosen = [int(sizes.argmin()), int(sizes.argmax()), int((sizes % batch != 0).argmax())]
     if run.class_counts is None:
@@ -204,7 +204,7 @@ def telling_clients(run: Run) -> list[int]:
 
 
 def few_steps(run: Run, clients: list[int], steps: int) -> Ask:
-    """What the run would ask of these clients, for a few steps on some of their samples: full batches and one that is not."""
+    """The run's request to these clients, for a few steps on some of their samples: full batches and one that is not."""
     batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))
     parts = [_few(run, run.split[client], batch, steps) for client in clients]
     ask = run.ask_anybody()
@@ -216,7 +216,7 @@ def few_steps(run: Run, clients: list[int], steps: int) -> Ask:
 
 
 def _few(run: Run, part: np.ndarray, batch: int, steps: int) -> np.ndarray:
-    """As many samples as these steps take, of as many classes as the client holds; the last batch is as large as its own last is."""
+    """Enough samples for these steps, from all classes of the client if possible; the last batch has the size of the client's last."""
     y = run.clients.y
     if y.ndim == 1 and not y.is_floating_point():
         part = part[np.argsort(_rank(y[torch.from_numpy(part).to(y.device)].cpu().numpy()), kind="stable")]
@@ -224,7 +224,7 @@ def _few(run: Run, part: np.ndarray, batch: int, steps: int) -> np.ndarray:
 
 
 def _rank(labels: np.ndarray) -> np.ndarray:
-    """How many equal labels stand before each: sorted by it, the classes take turns."""
+    """For each label, how many equal ones precede it: sorted by this, the classes alternate."""
     order = np.argsort(labels, kind="stable")
     _, begin, counts = np.unique(labels[order], return_index=True, return_counts=True)
     rank = np.empty(len(labels), dtype=np.int64)
@@ -233,7 +233,7 @@ def _rank(labels: np.ndarray) -> np.ndarray:
 
 
 def sample(test: Holdout) -> Holdout:
-    """Test samples from all over the set."""
+    """Test samples spread over the test set."""
     few = copy.copy(test)
     rows = torch.linspace(0, len(test.x) - 1, min(len(test.x), TEST_SAMPLES), device=test.x.device).long()
     few.x, few.y = test.x[rows], test.y[rows]

@@ -1,6 +1,6 @@
-"""The fingerprint of a run, part by part: hashes of everything that its result depends on, by value.
+"""The fingerprint of a run: one hash per part, by value, of everything that its result depends on.
 
-The same fingerprint decides which runs may share a program, which folder belongs to which run, which runs are finished already, and
+The same fingerprint decides which runs may share a program, which folder belongs to which run, which runs are already finished, and
 which runs a report may average.
 """
 
@@ -60,13 +60,13 @@ def fingerprint(run: "Run", rounds: int) -> Fingerprint:
 
 
 def _tied(model: nn.Module) -> list[int]:
-    """Which parameters are one and the same."""
+    """Which parameters are shared: for each, the index of its first occurrence."""
     first: dict[int, int] = {}
     return [first.setdefault(id(p), k) for k, (_, p) in enumerate(model.named_parameters(remove_duplicate=False))]
 
 
 def _made_by(registry: Registry[Any], config: dict[str, Any], setting: str, values: Values) -> Any:
-    """What made a part from settings that follow the seed; None where the part itself must be compared."""
+    """The factory of a part that is drawn from the seed; None if the part itself must be compared."""
     factory = registry.factories.get(parse(str(config.get(setting, "")))[0]) if "source" not in config else None
     if factory is None or not {"seed", "num_clients"} & set(inspect.signature(factory).parameters):
         return None
@@ -74,7 +74,7 @@ def _made_by(registry: Registry[Any], config: dict[str, Any], setting: str, valu
 
 
 def _callback(function: Any, values: Values) -> Any:
-    """A callback by its code and the plain values it holds: lists and objects that it fills while it runs do not count."""
+    """A callback by its code and the plain values it holds; lists and objects that it fills do not count."""
     inner = getattr(function, "__func__", function)
     if not inspect.isfunction(inner):
         return values.of(type(function))

@@ -89,7 +89,7 @@ class Graphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage collector may free an older graph at any moment, and freeing one while another is captured spoils the capture."""
+    """Pause garbage collection: freeing an old graph while another is being captured breaks the capture."""
     enabled = gc.isenabled()
     gc.collect()
     gc.disable()

@@ -18,7 +18,7 @@ from .fingerprint import fingerprint
 if TYPE_CHECKING:
     from .run import Run
 
-Saved = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and facts about them
+Saved = tuple[dict[str, Tensor], dict[str, str]]  # tensors and metadata
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints when no interval is given
 
 
@@ -31,8 +31,8 @@ class Keeper:
         self.saved_at, self.saving_took = time.perf_counter(), 0.0
         if names := run.fingerprint.unreadable:
             warnings.warn(
-                f"the source of {', '.join(names)} cannot be read: the folder identifies it by its compiled code, "
-                "which another version of Python will not recognise",
+                f"the source of {', '.join(names)} cannot be read; the run folder identifies it by its bytecode, "
+                "which changes with the version of Python",
                 stacklevel=2,
             )
         self.folder = RunFolder.claim(path, config)
@@ -128,7 +128,7 @@ class Keeper:
 
 
 def check_folder(folder: RunFolder, run: "Run", config: dict[str, Any]) -> Saved | None:
-    """What a folder holds of this run: its result or last checkpoint, None before the first round. Another run's folder is refused."""
+    """This run's result or last checkpoint in the folder, None before the first round. A folder of a different run is refused."""
     name = "final" if folder.finished else "checkpoint"
     saved = folder.load(name)
     if saved is None or (saved[1].get("round") == "0" and not folder.rows(saved[1])):  # a call that failed at once may be corrected
@@ -149,17 +149,17 @@ def check_folder(folder: RunFolder, run: "Run", config: dict[str, Any]) -> Saved
 
 
 def _difference(folder: RunFolder, config: dict[str, Any], parts: list[str], longer: bool) -> str:
-    """The first setting that differs; where the settings are the same, the parts whose code or values do."""
+    """The first setting that differs; if all settings agree, the parts whose code or values differ."""
     setting = differing_setting(folder, config, longer)
     if setting and not set(parts) <= set(OPTIONAL):
         return setting
     verb = "differs" if len(parts) == 1 else "differ"
-    changed = "" if "source" in config or set(parts) <= set(OPTIONAL) else ": code or files have changed since"
+    changed = "" if "source" in config or set(parts) <= set(OPTIONAL) else ": its code or files have changed"
     return f"the {' and the '.join(parts)} {verb}{changed}"
 
 
 def _remedy(parts: list[str]) -> str:
     again = "choose another folder, or delete this one to train again"
     if parts == ["callback"]:
-        return f"pass the callback it was begun with, or {again}"
-    return f"continue it on the device it began on, or {again}" if parts == ["device"] else again
+        return f"pass the callback it was started with, or {again}"
+    return f"resume it on the device it was started on, or {again}" if parts == ["device"] else again

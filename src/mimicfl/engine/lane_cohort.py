@@ -56,9 +56,9 @@ class LaneCohort(ABC):
     def _work_off(self, jobs: Jobs) -> tuple[Tensor, Tensor]:
         if self.built:
             return self._run(jobs)
-        with cannot(self.cannot):  # whatever the transforms or the capture cannot do, and however they say so
+        with cannot(self.cannot):  # the transforms and the capture raise errors of many types
             assert self.needs is not None
-            self.clients.data.inputs(self.clients.x[:1], jobs.w.dtype)  # its constants: not to be made inside what is traced
+            self.clients.data.inputs(self.clients.x[:1], jobs.w.dtype)  # creates its constants, which must not happen while tracing
             self._build(self.needs, jobs.w)
             found = self._run(jobs)
         self.built = True

@@ -62,5 +62,5 @@ def look(each_round: EachRound, run: "Run", row: Row) -> bool:
             plain = value.tolist() if hasattr(value, "tolist") else value  # tensors and numbers of NumPy
             row[key] = None if isinstance(plain, float) and not math.isfinite(plain) else json.loads(json.dumps(plain, allow_nan=False))
         except (TypeError, ValueError, RuntimeError):
-            raise UsageError(f"each_round gave {key}={value!r}: give numbers, texts, or lists of them") from None
+            raise UsageError(f"each_round gave {key}={value!r}: give numbers, strings or lists of them") from None
     return moment.stopped

@@ -39,7 +39,7 @@ def check_engine(engine: str, device: torch.device) -> None:
 
 
 def pick(engine: str, runs: Sequence[Run], notice: Notice | None = None) -> tuple[Cohort, str]:
-    """A cohort for these runs, and one sentence that says which and why; `notice` is told if it changes on the way."""
+    """A cohort for these runs, and one sentence that says which and why; `notice` is called if the engine changes during the run."""
     first = runs[0]
     plain = PlainCohort(first.template, first.clients, first.loss)
     wanted = _wanted(engine, {run.engine for run in runs if run.rows})
@@ -49,7 +49,7 @@ def pick(engine: str, runs: Sequence[Run], notice: Notice | None = None) -> tupl
         elif wanted == "plain":
             cohort, why = plain, "engine plain"
             if engine == "auto" and "MIMICFL_ENGINE" not in os.environ and (work := Workload(runs)).total < WORTH_IT:
-                cohort = _provisional(runs, work, notice)  # resumed: it may not have looked at its time yet
+                cohort = _provisional(runs, work, notice)  # resumed: the estimate may not have been checked yet
         else:
             cohort, why = _asked_for(wanted, runs, plain)
     why += _began_otherwise(runs, cohort)
@@ -58,23 +58,23 @@ def pick(engine: str, runs: Sequence[Run], notice: Notice | None = None) -> tupl
 
 
 def _wanted(engine: str, was: set[str]) -> str:
-    """The engine to use: a resumed run keeps its own, with as many lanes, to end bit-equal; runs at their first round join it."""
+    """The engine to use. A resumed run keeps its engine and lanes, to end bit-equal; runs that have not started use the same one."""
     if len(was) == 1 and engine in ("auto", engine_parts(*was)[0]):
         return was.pop()
     return os.environ.get("MIMICFL_ENGINE", "auto") if engine == "auto" else engine
 
 
 def _began_otherwise(runs: Sequence[Run], cohort: Cohort) -> str:
-    """What a resumed run cannot promise on another engine."""
+    """A note for runs that are resumed on a different engine: they are no longer bit-equal."""
     begun = [run for run in runs if run.rows]
     others = sorted({run.engine for run in begun if run.engine != cohort.label})
     if len({run.threads for run in begun}) > 1:
-        others.append("other numbers of threads")
-    return f"; resumed from {' and '.join(others)}, so the result will equal an uninterrupted run up to rounding only" if others else ""
+        others.append("different numbers of threads")
+    return f"; resumed from {' and '.join(others)}, so the result will equal an uninterrupted run only up to rounding" if others else ""
 
 
 def fix_threads(runs: Sequence[Run], cohort: Cohort) -> None:
-    """The number of threads that the runs keep when they are resumed, since sums depend on it; native's do not."""
+    """Fix the number of threads, which a resumed run keeps because sums depend on it; those of native do not."""
     usual = torch.get_num_threads()
     kept = {run.threads for run in runs if run.rows and run.engine == cohort.label} - {0}
     if cohort.name == "native" or runs[0].device.type == "cuda":
@@ -94,12 +94,12 @@ def _auto(runs: Sequence[Run], plain: PlainCohort, notice: Notice | None) -> tup
     seconds = work.left()
     if seconds >= WORTH_IT:
         return _fastest(runs, plain, seconds)
-    why = f"engine plain: about {seconds:.1f} s of training by estimate, too short to benefit from a faster engine"
+    why = f"engine plain: training is estimated at {seconds:.1f} s, too short to benefit from a faster engine"
     return _provisional(runs, work, notice), why
 
 
 def _provisional(runs: Sequence[Run], work: Workload, notice: Notice | None) -> Provisional:
-    """Plain for runs that are estimated to be short; if they are not, the fastest engine is selected after all."""
+    """Plain, for runs that are estimated to be short; if they prove longer, the fastest engine is selected after all."""
     usual = torch.get_num_threads()
 
     def measure(plain: PlainCohort) -> float:
@@ -148,7 +148,7 @@ def _fastest(runs: Sequence[Run], plain: PlainCohort, seconds: float) -> tuple[C
             reasons.append(f"{name} cannot: {reason}")
     best = min(took, key=took.__getitem__)
     if best.name in COMPILE and seconds * took[best] / took[plain] > WORTH_COMPILING:
-        with contextlib.suppress(Unsupported), cannot():  # what runs may still not compile
+        with contextlib.suppress(Unsupported), cannot():  # a step that runs may still fail to compile
             compiled = make(best.name, runs, compiled=True)
             trial.check_compiled(compiled)
             took[compiled] = trial.of(compiled)
@@ -213,24 +213,24 @@ class Trial:
         return Reference(self.runs[0], self.plain)
 
     def prepared(self, engine: str) -> Cohort:
-        """A cohort that was found equal to plain; whatever it raises on the way means that it cannot run this."""
+        """A cohort that passed all checks against plain; any error it raises means that it cannot run this model."""
         with cannot():
-            if engine_parts(engine)[0] != "workers":  # they train as plain does, with the loss of whole batches
+            if engine_parts(engine)[0] != "workers":  # workers train as plain does, on the loss of whole batches
                 self.reference.check_loss()
             cohort = make(engine, self.runs)
             self.check(cohort)
             if cohort.name != "workers":
-                self.reference.check_samples()  # last: other reasons say more
+                self.reference.check_samples()  # last: the other reasons are more specific
         return cohort
 
     def check(self, cohort: Cohort) -> None:
-        """The training of some clients of the first run, without dropout, and the test outputs, against plain."""
+        """Compare the training of some clients of the first run, without dropout, and the test outputs with plain."""
         compiled, quiet = getattr(cohort, "compiled", False), self.reference.quiet
         checked = cohort.like(quiet or self.runs[0].template) if quiet is not None or compiled else cohort
         self.reference.check_training(checked)
         self.reference.check_evaluation(cohort)
         if checked is not cohort and not compiled:
-            cohort.train(self.reference.asks[:1])  # with its own chance: layers that cannot be drawn are found here, not in the first round
+            cohort.train(self.reference.asks[:1])  # with dropout: unsupported random layers are found here, not in the first round
 
     def check_compiled(self, cohort: Any) -> None:
         """What the compiler made against what it was given: both draw the same dropout."""

@@ -1,8 +1,8 @@
-"""Plain because the run was estimated to be short, and another engine if the first tenth of it shows that the estimate was wrong.
+"""Plain for a run that was estimated to be short, and another engine if the first tenth shows that the estimate was wrong.
 
-The look happens once, at a round that follows from the schedule alone, and it goes by the processor time of the training thread, which
-a busy machine hardly changes. What it decides is saved with the state before the next round is trained. So an interrupted run
-continues on the engine that it had, and one that stops before the look takes it in the same round.
+The estimate is checked once, at a round that follows from the schedule alone, by the processor time of the training thread, which a busy
+machine hardly changes. The decision is saved with the state before the next round is trained. So a resumed run keeps the
+engine that it had, and a run stopped before the check makes it in the same round.
 """
 
 import time
@@ -14,23 +14,23 @@ from .cohort import Answers, Ask, Cohort, PlainCohort
 from .cost import Workload
 from .run import Run
 
-LOOK_AT = 0.1  # of the estimated work
+LOOK_AT = 0.1  # of the estimated work: when the estimate is checked
 WRONG_BY = 3.0
-ENOUGH_ROUNDS = 2  # of which the first is not counted: libraries start up in it
-Measure = Callable[[PlainCohort], float]  # how many times slower than estimated a few steps are
-Reselect = Callable[[PlainCohort, Sequence[Run], float], Cohort]  # the cohort for these runs, which are so many times slower than estimated
+ENOUGH_ROUNDS = 2  # the first is not counted: libraries initialise in it
+Measure = Callable[[PlainCohort], float]  # runs a few steps: how many times slower than estimated they are
+Reselect = Callable[[PlainCohort, Sequence[Run], float], Cohort]  # the cohort for these runs, given how many times slower they are
 
 
 class Provisional(PlainCohort):
-    """The plain cohort, timed until the look."""
+    """The plain cohort, timed until the estimate is checked."""
 
     def __init__(self, runs: Sequence[Run], work: Workload, worth_it: float, measure: Measure, reselect: Reselect) -> None:
         first = runs[0]
         super().__init__(first.template, first.clients, first.loss)
         self.estimated, self.worth_it, self.measure, self.reselect = work, worth_it, measure, reselect
         self.clock = clock(first.device)
-        self.took: list[tuple[float, float]] = []  # seconds of each round, and as they were estimated
-        self.looked = work.done(-1) >= LOOK_AT * work.total  # resumed behind it
+        self.took: list[tuple[float, float]] = []  # seconds of each round: measured, estimated
+        self.looked = work.done(-1) >= LOOK_AT * work.total  # resumed after the check
 
     def train(self, asks: Sequence[Ask]) -> list[Answers]:
         if self.looked:
@@ -65,10 +65,10 @@ class Provisional(PlainCohort):
 
 
 def clock(device: torch.device) -> Callable[[], float]:
-    """Processor time of this thread; a GPU works beside it, so there it is the time that passes."""
+    """Processor time of this thread; wall-clock time on a GPU, which works asynchronously."""
     return time.perf_counter if device.type == "cuda" else time.thread_time
 
 
 def settled(cohort: Cohort, live: Sequence[Run]) -> Cohort:
-    """The cohort for the next round: itself, unless it was chosen for a run that turns out to be long."""
+    """The cohort for the next round: the same, unless it was chosen for a short run that proves long."""
     return cohort.settled(live) if isinstance(cohort, Provisional) else cohort

@@ -108,7 +108,7 @@ class Run:
         self.diagnosis: Diagnosis | None = None  # of this round
         self.each_round: EachRound | None = None
         self.engine = "plain"
-        self.threads = 0  # on which its bits depend; 0: on no number of them, or not known yet
+        self.threads = 0  # which its bits depend on; 0: they depend on none, or it is not known yet
         self.config: dict[str, Any] = {}
         self.keeper: Keeper | None = None
         self.began = time.perf_counter()

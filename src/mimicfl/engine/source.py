@@ -1,4 +1,4 @@
-"""The source text of your own functions, as far as it is what really runs."""
+"""The source code of the user's functions, if it is what really runs."""
 
 import ast
 import functools
@@ -20,9 +20,9 @@ INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("s
 
 
 def is_custom(thing: Any) -> bool:
-    """Is this class or function the user's own, not one of an installed library?"""
+    """Is this class or function the user's, not from an installed library?"""
     module = str(getattr(thing, "__module__", None) or "builtins")
-    if module == "__main__":  # also where an installed tool, such as a test runner, is what was started
+    if module == "__main__":  # also if the program is an installed tool, such as a test runner
         return True
     return module.partition(".")[0] not in LIBRARIES and not _installed(getattr(sys.modules.get(module), "__file__", None))
 
@@ -32,7 +32,7 @@ def _installed(file: str | None) -> bool:
 
 
 def of_module(module: types.ModuleType) -> str:
-    """The hash of the text of a module of the user's, the name of any other."""
+    """The hash of the source of a user's module, the name of any other."""
     file = getattr(module, "__file__", None)
     if file is None or module.__name__.partition(".")[0] in LIBRARIES or _installed(file):
         return module.__name__
@@ -41,7 +41,7 @@ def of_module(module: types.ModuleType) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def of_code(code: types.CodeType) -> tuple[str, bool]:
-    """What a function does, and whether it has a source text at all; where the text is not what runs, by its compiled code."""
+    """What a function does, and whether its source is known; if the source is not what runs, by its bytecode."""
     try:
         text = textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError, SyntaxError, IndentationError):
@@ -51,10 +51,10 @@ def of_code(code: types.CodeType) -> tuple[str, bool]:
 
 
 def _without_comments(text: str) -> str:
-    """The text as its syntax tree: comments, layout and docstrings make no difference."""
+    """The source as a syntax tree, without comments, layout and docstrings."""
     try:
         tree = ast.parse(text)
-    except SyntaxError:  # a piece of a longer statement
+    except SyntaxError:  # part of a longer statement
         return text
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)) and ast.get_docstring(node, clean=False) is not None:
@@ -63,7 +63,7 @@ def _without_comments(text: str) -> str:
 
 
 def _is_what_runs(code: types.CodeType) -> bool:
-    """A file that was edited after it was imported holds another text than the function was made of."""
+    """Is the source what the code was compiled from? The file may have been edited after it was imported."""
     lines = linecache.getlines(code.co_filename)
     compiled = _functions("".join(lines), code.co_filename) if lines else None
     return compiled is None or _compiled(code) in compiled.get((code.co_qualname, code.co_firstlineno), ())
@@ -71,7 +71,7 @@ def _is_what_runs(code: types.CodeType) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _functions(text: str, file: str) -> dict[tuple[str, int], list[str]] | None:
-    """The functions in a text by name and line; None for a text that is not plain Python (a notebook's cell with commands in it)."""
+    """The functions in a source by name and line; None if it is not plain Python (a notebook cell with commands)."""
     try:
         waiting = [compile(text, file, "exec", dont_inherit=True)]
     except (SyntaxError, ValueError):
@@ -96,12 +96,12 @@ def _constant(value: Any) -> str:
 
 
 def held_by(function: types.FunctionType) -> list[Any]:
-    """What a function holds of the functions around it."""
+    """The values of a function's closure."""
     return [cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()]
 
 
 def globals_used(function: types.FunctionType) -> dict[str, Any]:
-    """What of the world outside a function its result may depend on: numbers, texts, arrays, and other code of the user's."""
+    """Globals that a function's result may depend on: numbers, strings, arrays and other code of the user."""
     names: dict[str, None] = {}
     waiting = [function.__code__]
     while waiting:

@@ -15,7 +15,7 @@ from .cohort import Answers
 SAMPLES = 5
 # How far a fast cohort may be off: a maximum that falls on another pixel moves a gradient by a little, a wrong layer by all.
 TOLERANCE = {"fp32": 0.02, "tf32": 0.1, "bf16": 0.2}
-SHORT = 0.01  # of the usual gradient: one that is shorter is compared as if it were so long
+SHORT = 0.01  # of the usual length: a shorter gradient is compared as if it had this length
 T = TypeVar("T")
 
 
@@ -25,14 +25,14 @@ class Unsupported(Exception):
 
 @contextmanager
 def cannot(what: str = "") -> Iterator[None]:
-    """Whatever is raised in here means that the engine cannot run this model; running out of memory keeps its meaning."""
+    """Turn any error in this block into `Unsupported`: the engine cannot run this model. Out-of-memory errors pass through."""
     try:
         yield
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
-        raise Unsupported(f"{what} ({reason})" if what else f"it failed to prepare ({type(error).__name__}: {reason})") from error
+        raise Unsupported(f"{what} ({reason})" if what else f"preparing it failed ({type(error).__name__}: {reason})") from error
 
 
 class Sized(Protocol):
@@ -55,14 +55,14 @@ def unmoved_buffers(model: nn.Module, clients: Clients, loss: Loss) -> None:
 
 
 def agree(ours: Answers, plain: Answers, tolerance: float) -> None:
-    """Refuse a fast cohort that answers differently from the plain one for any of the same clients."""
+    """Refuse a fast cohort whose update or loss differs from plain for any client."""
     off = max(float(distances(mine, true).max()) for mine, true in ((ours.g, plain.g), (ours.loss, plain.loss)))
     if not off <= tolerance:
         raise Unsupported(f"its fast form disagrees with PyTorch on a test batch by {100 * off:.2g} %")
 
 
 def distances(ours: Tensor, true: Tensor) -> Tensor:
-    """How far the rows are off, [m], relative to the length of each; very short ones relative to what is usual among them."""
+    """The relative error of each row, [m]; very short rows are compared relative to the usual length."""
     ours, true = (part.reshape(len(part), -1) for part in (ours, true))
     length = true.norm(dim=1)
     usual = length.square().mean().sqrt()

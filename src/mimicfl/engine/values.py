@@ -1,7 +1,7 @@
-"""Any Python object as plain lists and texts that depend on its value alone: the same in every process.
+"""Any Python object as plain lists and strings that depend only on its value: the same in every process.
 
-Tensors and arrays are given by dtype, shape and a hash of their bytes; objects by their class and attributes; your own functions and
-classes by their source text, and by that of whatever of yours they call. Code of libraries is given by its name.
+Tensors and arrays are given by dtype, shape and a hash of their bytes; objects by their class and attributes; the user's functions and
+classes by their source code and that of the user's functions they call. Code of libraries is given by its name.
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..data.dataset import Data
 from . import source
 
-DEEPEST = 16  # levels of objects within objects; below that only the class counts
+DEEPEST = 16  # levels of nested objects; below that only the class counts
 SIMPLE = (bool, int, float, complex, str, bytes, np.generic, types.NoneType)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 USUAL = {*vars(nn.Module()), "training"}  # attributes that every module has
@@ -32,18 +32,18 @@ def hashed(raw: np.ndarray) -> str:
 
 
 class Values:
-    """Turns objects into values. `unreadable` collects the names of functions whose source text could not be used."""
+    """Turns objects into values. `unreadable` collects the names of functions whose source could not be used."""
 
     def __init__(self, weights: bool = True) -> None:
         self.weights = weights  # False: parameters and buffers of modules count by shape only
         self.unreadable: set[str] = set()
-        self._inside: set[int] = set()  # functions and classes being described: they may refer to each other
+        self._inside: set[int] = set()  # functions and classes in progress: they may refer to each other
 
     def of(self, thing: Any, depth: int = 0) -> Any:
         kind = thing if isinstance(thing, type) else type(thing)
         try:
             return self._of(thing, kind.__qualname__, depth)
-        except Exception:  # tensors without memory, objects that forbid inspection: the class is all there is to say
+        except Exception:  # tensors without memory, objects that forbid inspection: only the class is known
             return kind.__qualname__
 
     def _of(self, thing: Any, named: str, depth: int) -> Any:
@@ -65,7 +65,7 @@ class Values:
         return [named, self._class(type(thing), within), *self._held(thing, within)]
 
     def _ways(self, within: Callable[[Any], Any]) -> list[tuple[Any, Callable[[Any], Any]]]:
-        """How things that are not plain values are described, by their type."""
+        """How objects that are not plain values are described, by type."""
         return [
             (type, lambda it: self._class(it, within)),
             (types.ModuleType, lambda it: source.of_module(it)),
@@ -82,13 +82,13 @@ class Values:
         ]
 
     def _held(self, thing: Any, within: Callable[[Any], Any]) -> list[Any]:
-        """An object's attributes; of one without any (a path, a date, a range) its text."""
+        """An object's attributes; for an object without any (a path, a date, a range), its repr."""
         slots = {key: getattr(thing, key) for base in type(thing).__mro__ for key in getattr(base, "__slots__", ()) if hasattr(thing, key)}
         held = vars(thing) if hasattr(thing, "__dict__") else {}
         return [ADDRESS.sub("", repr(thing)) if not held and not slots else "", within(held), within(slots)]
 
     def _module(self, module: nn.Module, within: Callable[[Any], Any]) -> list[Any]:
-        """A module's code, settings, weights and hooks. Private attributes count only if they are plain values: the rest are caches."""
+        """A module's code, settings, weights and hooks. Private attributes count only if they are plain values; others are caches."""
         plain = {key: value for key, value in vars(module).items() if key not in USUAL}
         own = {key: value for key, value in plain.items() if not key.startswith("_") or isinstance(value, (*SIMPLE, tuple))}
         hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
@@ -98,7 +98,7 @@ class Values:
         return [self._class(type(module), within), within(own), within(hooks), weights, children]
 
     def _class(self, kind: type, within: Callable[[Any], Any]) -> Any:
-        """The code and constants of your own class and its bases."""
+        """The code and constants of a user's class and its bases."""
         if not source.is_custom(kind) or id(kind) in self._inside:
             return kind.__qualname__
         self._inside.add(id(kind))
@@ -109,7 +109,7 @@ class Values:
             self._inside.discard(id(kind))
 
     def _function(self, function: types.FunctionType, within: Callable[[Any], Any]) -> Any:
-        """A function of yours by what it does and holds, of a library by its name and what it holds."""
+        """A user's function by its code and the values it holds; a library's by its name and the values it holds."""
         values = [function.__qualname__, *map(within, (function.__defaults__, function.__kwdefaults__, source.held_by(function)))]
         if not source.is_custom(function) or id(function) in self._inside:
             return values
@@ -128,6 +128,6 @@ USUAL_OF_DATACLASSES = ("__dataclass_fields__", "__dataclass_params__", "__match
 
 
 def _counts(key: str, value: object) -> bool:
-    """Does this attribute of a class say what its objects do? What `dataclass` makes of the fields does not."""
+    """Does this attribute of a class define what its objects do? Methods generated by `dataclass` do not."""
     generated = key.startswith("__") and inspect.isfunction(value) and inspect.unwrap(value).__code__.co_filename == "<string>"
     return not (generated or key in USUAL_OF_CLASSES or key in USUAL_OF_DATACLASSES)

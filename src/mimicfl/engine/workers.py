@@ -110,10 +110,10 @@ class WorkersCohort:
 
 
 def end_with(parent: int) -> None:
-    """Have the system end this process when its parent dies: nobody would read what it goes on to compute."""
+    """Have the system end this process when its parent dies: nobody would read its results."""
     if _SYSTEM is not None:
         _SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before that was said
+    if os.getppid() != parent:  # it died before the call above
         os._exit(1)
 
 

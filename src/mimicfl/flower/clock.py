@@ -1,4 +1,4 @@
-"""Time as the round loop sees it: the machine's clock on a network, simulated time in an in-process federation."""
+"""Time for the round loop: the machine's clock on a network, simulated time in an in-process federation."""
 
 import itertools
 import math
@@ -12,7 +12,7 @@ from ..errors import UsageError
 
 
 class Clock:
-    """The machine's clock; whoever waits polls for answers every `poll` seconds."""
+    """The machine's clock; a wait polls for answers every `poll` seconds."""
 
     def __init__(self, poll: float) -> None:
         self.poll = poll
@@ -21,7 +21,7 @@ class Clock:
         return time.monotonic()
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait until there may be something new, at most until `until`; False if that time had already come."""
+        """Wait until there may be new answers, at most until `until`; False if that time has already passed."""
         left = until - self.now()
         if left > 0:
             time.sleep(min(self.poll, left))
@@ -32,7 +32,7 @@ class SimulatedClock(Clock):
     """Simulated time: it passes only while the server waits, and jumps to the next event or to the deadline.
 
     Training takes no simulated time, so a client misses a deadline only if its answer is delayed or never sent, however busy the
-    machine is. A wait for a deadline costs no real time.
+    machine is. Waiting for a deadline takes no real time.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SimulatedClock(Clock):
         return self._now
 
     def after(self, seconds: float, action: Callable[[], None]) -> int:
-        """Call `action` when so many seconds have passed; the event's number cancels it."""
+        """Call `action` after this many seconds; the returned number cancels it."""
         number = next(self._numbers)
         self._events[number] = (self._now + seconds, action)
         return number
@@ -60,13 +60,13 @@ class SimulatedClock(Clock):
             raise UsageError("the server waits for clients, but no client has an answer to send; lower wait_for, or set patience")
         self._now = moment
         for number in [number for number, (due, _) in self._events.items() if due <= moment]:
-            if number in self._events:  # not cancelled by one of the others
+            if number in self._events:  # not cancelled by another event
                 self._events.pop(number)[1]()
         return True
 
 
 def clock_of(grid: Grid, poll: float | None) -> Clock:
-    """The clock that a grid brings along, or the machine's."""
+    """The clock of the grid if it has one, else the machine's."""
     found = getattr(grid, "clock", None)
     if isinstance(found, Clock):
         return found

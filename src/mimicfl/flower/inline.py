@@ -41,7 +41,7 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Delayed:
-    """A client's answer that arrives after so many simulated seconds."""
+    """A client's answer that arrives after a number of simulated seconds."""
 
     reply: Message
     seconds: float
@@ -51,7 +51,7 @@ Handler = Callable[[int, Message, Context], Message | Delayed | None]
 
 
 class InProcessGrid(InMemoryGrid):
-    """Flower's in-memory grid on simulated time; clients train when a message is pushed and have answered when one is pulled."""
+    """Flower's in-memory grid in simulated time; clients start training when a message is pushed, and pulling waits for them."""
 
     def __init__(self, factory: LinkStateFactory, answer: Callable[[int, Message], Message | Delayed | None]) -> None:
         super().__init__(factory)
@@ -62,11 +62,11 @@ class InProcessGrid(InMemoryGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         if self.pool is None:
-            raise UsageError("clients answer inside `with federation.running() as grid` only; start the strategy there")
+            raise UsageError("clients answer only inside `with federation.running() as grid`; start the strategy there")
         lifetimes = []
         for message in (messages := list(messages)):
             lifetimes.append(message.metadata.ttl)
-            message.metadata.ttl = DEFAULT_TTL  # the SuperLink counts in real time: it must not expire any
+            message.metadata.ttl = DEFAULT_TTL  # the SuperLink counts real time and must not expire messages
         taken = set(super().push_messages(messages))
         for message, seconds in zip(messages, lifetimes, strict=True):
             if message.metadata.message_id in taken:
@@ -86,7 +86,7 @@ class InProcessGrid(InMemoryGrid):
         return super().pull_messages(message_ids)
 
     def _store(self, reply: Message) -> None:
-        """Keep the first answer to a message; its expiry counts as one."""
+        """Keep the first answer to a message; its expiry counts as an answer."""
         expiry = self.unanswered.pop(reply.metadata.reply_to_message_id, None)
         if expiry is not None:
             self.clock.cancel(expiry)
@@ -94,7 +94,7 @@ class InProcessGrid(InMemoryGrid):
             self.state.store_message_res(reply)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """For Flower's own round loop, whose timeout goes by simulated time as well."""
+        """For Flower's own round loop, whose timeout is in simulated time as well."""
         missing = set(self.push_messages(messages))
         deadline = self.clock.now() + (math.inf if timeout is None else timeout)
         replies: list[Message] = []
@@ -134,7 +134,7 @@ class Federation:
         self.state.acknowledge_node_heartbeat(node_id=node, heartbeat_interval=never)
         settings = self.node_config | config
         self.contexts[node] = Context(run_id=self.run_id, node_id=node, node_config=settings, state=RecordDict(), run_config={})
-        self.clock.after(0.0, lambda: None)  # an event: a server that waits looks who is online
+        self.clock.after(0.0, lambda: None)  # an event, so that a waiting server checks who is online
         return int(node)
 
     @property
@@ -161,7 +161,7 @@ class Federation:
             reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=f"{type(error).__name__}: {error}"), reply_to=message)
         greeted = isinstance(self.app, ClientApp) and "hello" in words(message.content, OURS)
         if greeted and isinstance(reply, Message) and (reply.has_error() or "client-id" not in words(reply.content, OURS)):
-            return hello(message, context)  # an app that does not say who it is: its place here is known
+            return hello(message, context)  # the app does not report an id; its position in this federation is known
         return reply
 
 

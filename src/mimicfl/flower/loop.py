@@ -44,7 +44,7 @@ class Loop:
         self.train_config, self.evaluate_config = dict(train_config or {}), evaluate_config or ConfigRecord()
         self.evaluate_fn = evaluate_fn
         self.post = Post(grid, strategy.poll)
-        self.clock = self.post.clock  # deadlines go by it; the seconds of a row are the machine's
+        self.clock = self.post.clock  # for deadlines; a row's seconds are real time
         self.roster = Roster(grid, self.post, strategy.ask_names)
         self.result = Result()
 

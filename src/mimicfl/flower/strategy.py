@@ -56,7 +56,7 @@ class Federated(FlowerFedAvg):
     availability   a pattern that decides who is asked when, for studies in Flower's simulation; label-correlated ones need
                    class_counts [N, classes]
     patience       seconds to wait for clients before giving up; None: for ever
-    poll           seconds between looks for answers; None: 0.2 on a network, 0.02 in Flower's simulation
+    poll           seconds between polls for answers; None: 0.2 on a network, 0.02 in Flower's simulation
     client_ids     "hello": ask nodes who they are; "node": go by node id, which authentication keys make stable
     form           an object that holds the state, see `ServerForm`; others: `ClientForm`, `SecureForm`
     Further options are those of Flower's FedAvg.

@@ -46,5 +46,5 @@ def as_loss(loss: Any) -> Loss:
     if not callable(loss):
         raise UsageError(f"loss must be a name ({', '.join(LOSSES)}) or a function of (output, target), got {shown(loss)}")
     if isinstance(loss, type):
-        raise UsageError(f"loss must be a function of (output, target), got the class {loss.__name__}: make an object, {loss.__name__}()")
+        raise UsageError(f"loss must be a function of (output, target), got the class {loss.__name__}; pass an instance, {loss.__name__}()")
     return loss  # type: ignore[no-any-return]

@@ -23,7 +23,7 @@ RATES: Registry[Any] = Registry(
     "learning rate",
     ("lr", "global_lr"),
     lambda thing: type(thing) in RATES.factories.values(),
-    "a number, a text such as geometric:0.01,0.95 or one of mimicfl.lr in settings (simulate takes a function of the round as well)",
+    "a number, a string such as geometric:0.01,0.95 or one of mimicfl.lr in settings (simulate takes a function of the round as well)",
 )
 
 register = RATES.register
@@ -125,7 +125,9 @@ def schedule(rate: Any) -> Schedule:
     if isinstance(rate, Real) and not isinstance(rate, bool):
         return constant(number("the learning rate", rate))
     if not callable(rate) or isinstance(rate, type):
-        raise UsageError(f"a learning rate is a number, a text such as geometric:0.01,0.95 or a function of the round, got {shown(rate)}")
+        raise UsageError(
+            f"a learning rate must be a number, a string such as geometric:0.01,0.95 or a function of the round, got {shown(rate)}"
+        )
     if type(rate) in (constant, geometric, theory):
         return rate  # type: ignore[no-any-return]
     return Own(rate, _takes_two(rate))
@@ -157,10 +159,10 @@ class Own:
         value = self.rate(t, active) if self.takes_active else self.rate(t)
         try:
             found = math.nan if isinstance(value, (bool, str, bytes)) else float(value)
-        except Exception:  # no number at all, or a tensor of many
+        except Exception:  # not a number, or a tensor with several
             found = math.nan
         if math.isnan(found):
-            raise UsageError(f"the learning rate function gave {shown(value)} for round {t}: it must give a number")
+            raise UsageError(f"the learning rate function must return a number, got {shown(value)} in round {t}")
         return number(f"the learning rate of round {t}", found, low=0, high=1e30, open_low=True)
 
 

@@ -117,7 +117,7 @@ def build(spec: str, data: Data, seed: int = 0) -> nn.Module:
         with torch_stream(whole("seed", seed, low=0), "model"):
             model = MODELS.make(spec, data=data)
     except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "memory" not in str(error):  # an error of the user's own model
+        if isinstance(error, RuntimeError) and "memory" not in str(error):  # an error in the user's model
             raise
         raise UsageError(f"model {spec!r} does not fit into memory: make it smaller") from None
     if not isinstance(model, nn.Module):

@@ -19,14 +19,14 @@ from ..local.losses import Loss
 @dataclass(frozen=True)
 class Score:
     loss: float
-    accuracy: float | None  # None for regression, and where no target counts
+    accuracy: float | None  # None for regression, and if no target counts
     class_accuracy: list[float | None]  # None for a class without test samples
     correct: Tensor | None  # bool of the targets' shape
-    counted: Tensor | None = None  # bool of the targets' shape: not the ignored ones
+    counted: Tensor | None = None  # bool of the targets' shape: False where ignored
 
 
 def correct(output: Tensor, target: Tensor) -> Tensor | None:
-    """Which targets are predicted, bool of the targets' shape; None where the targets are not classes."""
+    """Which targets are predicted correctly, bool of the targets' shape; None if the targets are not classes."""
     if target.is_floating_point():
         return None
     single = output.ndim < 2 or output.shape[1] == 1
@@ -35,7 +35,7 @@ def correct(output: Tensor, target: Tensor) -> Tensor | None:
 
 
 def ignored_by(loss: Loss) -> int:
-    """The label that a loss leaves out: its attribute `ignore_index`, as of nn.CrossEntropyLoss, or that argument of a partial function."""
+    """The label that a loss ignores: its attribute `ignore_index`, as in nn.CrossEntropyLoss, or that argument of a functools.partial."""
     found = getattr(loss, "ignore_index", None)
     given = getattr(loss, "keywords", None)  # of functools.partial
     if found is None and isinstance(given, dict):
@@ -64,13 +64,13 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> Sco
 
 
 def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> list[Score]:
-    """What the outputs [r, n, ...] of several models are worth; a GPU is waited for once, not once per number."""
+    """Scores of several models from their outputs [r, n, ...]; synchronises with a GPU once, not once per number."""
     values = torch.stack([loss(output, targets) for output in outputs]).tolist()
     if targets.is_floating_point():
         return [Score(value, None, [], None) for value in values]
     keep = counted(targets, loss)
     hits = [hit for output in outputs if (hit := correct(output, targets)) is not None]
-    labels = targets.clamp_min(0).reshape(-1)  # what is ignored adds nothing, wherever it is put
+    labels = targets.clamp_min(0).reshape(-1)  # ignored targets add nothing, whatever their label here
 
     def by_class(mask: Tensor) -> Tensor:
         return torch.zeros(num_classes, dtype=torch.long, device=labels.device).scatter_add_(0, labels, mask.reshape(-1).long())
@@ -84,7 +84,7 @@ def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> li
 
 
 def client_accuracy(train: Score, split: list[np.ndarray]) -> list[float]:
-    """The model's accuracy on every client's own samples, participants or not; 0 for a client without a target that counts."""
+    """The model's accuracy on every client's own samples, active or not; 0 for a client without a target that counts."""
     if train.correct is None or train.counted is None:
         return []
     right, held = (each.reshape(len(each), -1).sum(dim=1).cpu().numpy() for each in (train.correct & train.counted, train.counted))

@@ -1,4 +1,4 @@
-"""Where runs are: the run folders at or below a folder, found without wandering through a whole disk."""
+"""Finds the run folders at or below a folder, by a bounded search."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ _REMEDY = "give the folder that holds the runs, such as runs/demo"
 def config_files(path: Path) -> list[Path]:
     """The run folders at or below `path`, sorted.
 
-    Hidden folders, symbolic links and what lies inside a run folder are not searched. Refused with a sentence: the root of a file system,
-    the home folder, and trees with more folders or levels than any collection of runs has.
+    Hidden folders, symbolic links and the inside of run folders are not searched. The root of a file system, the home folder, and trees
+    with more folders or levels than any collection of runs has are refused.
     """
     if (path / CONFIG).is_file():
         return [path]
@@ -38,15 +38,15 @@ def config_files(path: Path) -> list[Path]:
 
 def _check_start(path: Path) -> None:
     real = path.resolve()
-    with contextlib.suppress(RuntimeError):  # no home folder is known
+    with contextlib.suppress(RuntimeError):  # there is no home folder
         if real == Path.home().resolve():
-            raise UsageError(f"{path} is the home folder, which is too large to search for runs: {_REMEDY}")
+            raise UsageError(f"{path} is the home folder, which is too large to search for runs; {_REMEDY}")
     if real.parent == real:
-        raise UsageError(f"{path} is the root of a file system, which is too large to search for runs: {_REMEDY}")
+        raise UsageError(f"{path} is the root of a file system, which is too large to search for runs; {_REMEDY}")
 
 
 def _look_into(folder: Path) -> tuple[list[str], bool]:
-    """The names of the folders in a folder that may hold runs, and whether it is a run itself."""
+    """The names of subfolders that may hold runs, and whether the folder itself is a run."""
     names = []
     try:
         with os.scandir(folder) as entries:

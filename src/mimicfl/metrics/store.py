@@ -70,7 +70,7 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
-        """The folder for this run, locked: a new one, or one that holds a run already; whose run that is, the caller checks."""
+        """The folder for this run, locked: a new one, or one that already holds a run. The caller checks whether it is the same run."""
         path = as_folder(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ class RunFolder:
         self.keep_rows([])
 
     def settle(self, config: dict[str, Any]) -> None:
-        """Continue the run with these settings, under which it may be longer than before."""
+        """Continue the run with these settings, which may make it longer."""
         given = tomllib.loads(dumps(config))
         lengths = {key: given[key] for key in LENGTHS if key in given}
         self._write_config({key: value for key, value in self.config.items() if key not in LENGTHS} | lengths)
@@ -113,10 +113,10 @@ class RunFolder:
             self.config = kept
 
     def check_config(self, facts: dict[str, str]) -> None:
-        """Refuse settings under which the checkpoint or result was not made."""
+        """Refuse settings that the checkpoint or result was not made with."""
         if facts.get("round", "0") != "0" and facts.get("config", settings_digest(self.config)) != settings_digest(self.config):
             raise UsageError(
-                f"{self.path / 'config.toml'} does not belong to this run: it was edited or comes from another folder; restore the original"
+                f"{self.path / 'config.toml'} does not belong to this run: it was edited or is from another folder; restore the original"
             )
 
     def close(self) -> None:
@@ -138,14 +138,14 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def rows(self, facts: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
-        """All whole rows, from the first to the first torn line; `facts` are those of the checkpoint or result that counts them."""
+        """All rows up to the first incomplete line; `facts` are the metadata of the checkpoint or result that counts them."""
         count, found = _count(facts), self._read_rows()
         if len(found) < count:
             raise UsageError(
-                f"{self.path / 'rows.jsonl'} is damaged: it has {len(found)} good rows, the run had reached round {count}; {_FROM_START}"
+                f"{self.path / 'rows.jsonl'} is damaged: {len(found)} good rows, but the run had reached round {count}; {_FROM_START}"
             )
         if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
-            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows are those of another one; {_FROM_START}")
+            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows are from another run; {_FROM_START}")
         return [row for row, _ in found]
 
     def rows_of(self, facts: Mapping[str, str]) -> list[Row]:
@@ -171,7 +171,7 @@ class RunFolder:
 
     def append(self, row: Row) -> None:
         with explained(self.path / "rows.jsonl"), (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(self._line(row))  # opened each time: thousands of runs may be under way at once
+            file.write(self._line(row))  # opened each time: thousands of runs may be active at once
 
     def keep_rows(self, rows: list[Row]) -> None:
         """Cut the file back to these rows, in one step."""
@@ -179,7 +179,7 @@ class RunFolder:
         write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
 
     def _line(self, row: Row) -> str:
-        """A row as it is written, after all rows before it."""
+        """A row as a line of the file, with the checksum over it and all rows before it."""
         text = json.dumps(row, allow_nan=False)
         self._crc = zlib.crc32(text.encode(), self._crc)
         return f'{text[:-1]}, "crc": "{self._crc:08x}"}}\n'
@@ -214,17 +214,17 @@ class RunFolder:
 
 
 def as_folder(path: Any) -> Path:
-    """What a user gave as a folder, as a path."""
+    """A folder given by the user, as a path."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
         raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
     return Path(text)
 
 
 def _count(facts: Mapping[str, str]) -> int:
-    """How many rounds a checkpoint or result has seen."""
+    """The number of rounds in a checkpoint or result."""
     round_ = facts.get("round", "0")
     if not round_.isdecimal():
-        raise UsageError(f"a checkpoint says it is of round {round_!r}: it is damaged; {_FROM_START}")
+        raise UsageError(f"the round of a checkpoint must be a whole number, got {round_!r}: the file is damaged; {_FROM_START}")
     return int(round_)
 
 
@@ -276,23 +276,23 @@ def _lock(path: Path) -> TextIO | None:
 
 
 _LOCKS: weakref.WeakSet[TextIO] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):  # a forked child would hold the lock for as long as it lives, beyond its parent's death
+if hasattr(os, "register_at_fork"):  # a forked child would hold the lock even after its parent's death
     os.register_at_fork(after_in_child=lambda: [handle.close() for handle in list(_LOCKS)])
 
 
 def settings_digest(config: dict[str, Any]) -> str:
-    """A hash of the settings that a result depends on; the length of a run may grow."""
+    """A hash of the settings that a result depends on, without the run's length, which may grow."""
     return digest(sorted((key, repr(value)) for key, value in config.items() if key not in (*BESIDE_THE_POINT, *LENGTHS)))
 
 
 def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
-    """Refuse a folder that was claimed for other settings. `longer` allows more rounds, or uploads, than it was begun with."""
+    """Refuse a folder that was claimed for other settings. `longer` allows more rounds or uploads than the run was started with."""
     if difference := differing_setting(folder, config, longer):
         raise UsageError(f"{folder.path} holds a different run ({difference}); choose another folder")
 
 
 def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> str:
-    """The first setting in which a folder differs, in words; a setting that an older version did not know counts as its default."""
+    """The first setting in which a folder differs, in words; settings unknown to an older version count as their defaults."""
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
     pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
     more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)

@@ -95,13 +95,13 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
 
 
 def class_table(found: Sequence[object]) -> np.ndarray:
-    """Accuracies by class of several rows, [rows, classes], as files hold them: None where a class has no test sample."""
+    """Accuracies by class, [rows, classes], read from files: None if a class has no test sample."""
     try:
         table = np.array(found, dtype=float)
     except (TypeError, ValueError, OverflowError):
         table = np.empty(0)
     if table.ndim != 2:
-        raise UsageError(f"class_accuracy must be a list of numbers in every row, as long as there are classes, got {str(found)[:60]}")
+        raise UsageError(f"class_accuracy must be a list with one number per class in every row, got {str(found)[:60]}")
     return table
 
 
@@ -113,12 +113,12 @@ def save(figure: Figure, path: Path) -> Path:
 
 
 def render(figure: Figure, target: Path | BinaryIO, kind: str, dpi: int) -> None:
-    """Draw a picture. A letter that the font lacks is a box in it, which needs no warning: the page beside it has the name."""
+    """Draw a picture, without warnings about characters that the font lacks: the page shows the name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         figure.savefig(target, format=kind, dpi=dpi)
 
 
 def literal(text: str) -> str:
-    """A text for matplotlib to show as it is: a pair of dollar signs in a name would begin a formula."""
+    """Text that matplotlib shows literally: a pair of dollar signs would start a formula."""
     return visible(text).replace("$", r"\$")

@@ -77,7 +77,7 @@ def write(
 
 
 def escaping() -> jinja2.Environment:
-    """Templates in which every value is text: markup in it is escaped, and characters that no screen shows are written out."""
+    """Templates in which every value is text: markup and invisible characters are escaped."""
     return jinja2.Environment(autoescape=True, finalize=_shown)
 
 
@@ -86,8 +86,8 @@ def _shown(value: Any) -> Any:
 
 
 def in_script(data: Any) -> str:
-    """Data as JSON for a script element, in ASCII and without a character that means anything in HTML: neither `</script>` nor `<!--` in a
-    name can then end the script or change how the rest of the page is read."""
+    """Data as JSON for a script element, in ASCII and without HTML's special characters: `</script>` or `<!--` in a name can neither end
+    the script nor change how the rest of the page is parsed."""
     text = json.dumps(data, separators=(",", ":"))
     return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
 

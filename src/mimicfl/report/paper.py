@@ -181,7 +181,7 @@ def _again(records: Records) -> str:
 
 
 def _as_text(value: str) -> str:
-    """A text of a record as Markdown that shows it and does nothing else: one line, no markup, no HTML."""
+    """Text of a record, escaped for Markdown: one line, no markup, no HTML."""
     return re.sub(r"([\\`*_\[\]<>&|#!~])", r"\\\1", " ".join(visible(value, keep="").split()))
 
 

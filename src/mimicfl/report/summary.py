@@ -120,9 +120,9 @@ def group(histories: Sequence[History]) -> list[Group]:
 
 
 def told_apart(runs: Sequence[History]) -> dict[str, list[History]]:
-    """Runs with the same settings by what else tells them apart, in words. Within each of them a seed counts once.
+    """Runs with the same settings, grouped by what else differs, in words. Within each group a seed counts once.
 
-    Runs made from Python objects may have the same settings and yet be different experiments; and one run may lie in two folders.
+    Runs made from Python objects can have the same settings and still be different experiments; and one run can be in two folders.
     """
     found: dict[str, list[History]] = {}
     for detail, alike in _by_parts(runs, lambda run: run.fingerprint.experiment).items():
@@ -132,7 +132,7 @@ def told_apart(runs: Sequence[History]) -> dict[str, list[History]]:
 
 
 def _by_parts(runs: Sequence[History], parts: Callable[[History], Parts], within_seed: bool = False) -> dict[str, list[History]]:
-    """Runs by the parts of their fingerprint that differ; with `within_seed` only by those in which runs of one seed differ."""
+    """Runs grouped by the parts of their fingerprint that differ; with `within_seed`, only by parts that differ within a seed."""
     pools: dict[Any, list[History]] = {}
     for run in runs:
         pools.setdefault(run.config.get("seed") if within_seed else None, []).append(run)
@@ -151,7 +151,7 @@ def _own_parts(run: History) -> Parts:
 
 
 def _once_per_seed(runs: Sequence[History]) -> list[History]:
-    """The longest run of every seed, in the order of the seeds' first appearance; runs of unknown seed all count."""
+    """The longest run of every seed, in order of first appearance; runs of unknown seed all count."""
     longest: dict[Any, History] = {}
     for position, run in enumerate(runs):
         seed = run.config.get("seed", f"run {position}")
@@ -161,7 +161,7 @@ def _once_per_seed(runs: Sequence[History]) -> list[History]:
 
 
 def title(spec: str) -> str:
-    """`fedprox:mu=0.1` as `FedProx (mu=0.1)`, in one line whatever a foreign run says."""
+    """`fedprox:mu=0.1` as `FedProx (mu=0.1)`, always in one line."""
     name, _, options = visible(spec, keep="").partition(":")
     return TITLES.get(name, name) + (f" ({options})" if options else "")
 

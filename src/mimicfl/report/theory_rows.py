@@ -1,4 +1,4 @@
-"""What the theory reads of a run's rows: its rates and its diagnoses, checked, since rows come from files."""
+"""Rates and diagnoses from a run's rows, checked, since rows come from files."""
 
 import math
 from typing import Any
@@ -31,19 +31,19 @@ def rates(history: History, K: float) -> Rounds:
 
 
 def local_rates(history: History) -> np.ndarray:
-    """eta_L of the rounds that have active clients."""
+    """eta_L of the rounds with active clients."""
     return np.array([_rate(row, "local_lr") for row in history.rows if row["clients"]])
 
 
 def _rate(row: Row, key: str) -> float:
     value = row.get(key)
     if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{key} of round {row['round']} must be a number above 0, got {value!r}: the row is damaged; {_REMEDY}")
+        raise UsageError(f"{key} of round {row['round']} must be a positive number, got {value!r}: the row is damaged; {_REMEDY}")
     return float(value)  # type: ignore[arg-type]
 
 
 def _checked(row: Row, num_clients: int) -> dict[str, Any]:
-    """A row's diagnosis, if it has everything that bounds and pictures are computed from."""
+    """A row's diagnosis, checked for everything that bounds and pictures need."""
     t, found = row["round"], row["diagnosis"]
     if not isinstance(found, dict):
         raise _damaged(t, "diagnosis", found, "a table")

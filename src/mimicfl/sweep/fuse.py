@@ -21,7 +21,7 @@ from ..rows import SHARE, free_memory
 
 Plan = dict[str, Experiment]  # a folder's name -> what runs in it
 Notice = Callable[[str], None]
-SPARE_FILES = 200  # for everything but the locks of the runs
+SPARE_FILES = 200  # for everything except the runs' locks
 
 
 def compare(
@@ -100,7 +100,7 @@ def carry_out(
 
 
 def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
-    """Names of runs that may share a program and have batches of one size, as many together as memory holds the states of."""
+    """Names of runs that may share a program and have the same batch size, as many per group as fit into memory."""
     alike: dict[Any, list[str]] = {}
     for name, run in runs.items():
         batch = max(run.local.batch_sizes(int(run.clients.sizes.max())))  # as it is, not as it may be: lanes are as wide
@@ -115,7 +115,7 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
 
 
 def _most(run: Run) -> int:
-    """How many runs like this one can be open at once: memory holds their models and client states, the system their lock files."""
+    """How many runs like this one can be open at once, limited by memory for their states and by open files for their locks."""
     w = run.work.w
     each = (len(run.split) + 8) * w.numel() * w.element_size()
     free = torch.cuda.mem_get_info(run.device)[0] if run.device.type == "cuda" else free_memory()

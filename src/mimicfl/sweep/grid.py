@@ -42,7 +42,7 @@ def read_sweep(file: str | Path) -> Plan:
         # 0 and 0.0 make two names of one run, and so do `fedau` and `fedau:cutoff=50`
         facts = json.dumps(experiment.to_dict() | {"algorithm": ALGORITHMS.meaning(experiment.algorithm)})
         if facts in seen:
-            raise UsageError(f"{file}: {seen[facts]} and {name} would be the same run: a value stands twice in the grid")
+            raise UsageError(f"{file}: {seen[facts]} and {name} would be the same run: a value appears twice in the grid")
         seen[facts] = name
         pairs.append((name, experiment))
     return named_apart(pairs)

@@ -10,7 +10,7 @@ __all__ = ["Unsupported", "preparing"]
 
 @contextmanager
 def preparing() -> Iterator[None]:
-    """Whatever fails while the engine is prepared means that it cannot run this model; only a lack of memory keeps its meaning."""
+    """Any failure while the engine is prepared means that it cannot run this model. Out-of-memory errors pass through."""
     try:
         yield
     except (Unsupported, MemoryError):

@@ -25,7 +25,7 @@ def compiler() -> str:
         raise Unsupported(f"the native engine is not made for {sys.platform}")
     for name in (os.environ.get("CXX"), "g++", "clang++", "c++"):
         if name and (found := shutil.which(name)):
-            return os.path.abspath(found)  # it will run in another folder
+            return os.path.abspath(found)  # it runs in another folder
     raise Unsupported("no C++ compiler was found (install g++ or clang++)")
 
 
@@ -54,7 +54,7 @@ def library(source: str, extra: tuple[str, ...] = ()) -> Path:
 
 
 def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
-    """Compile if need be, and load."""
+    """Load the library, compiling it first if necessary."""
     program = compiler()
     with compile_cache() as cache:
         name = _made(cache, program, source, extra)
@@ -65,7 +65,7 @@ def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
 
 
 def _made(cache: Cache, program: str, source: str, extra: tuple[str, ...]) -> str:
-    """The name of the library, which is in the cache after this."""
+    """The name of the library in the cache, compiled if it was not there."""
     flags = [*FLAGS, *(extra or ("-march=native",))]
     key = hashlib.sha256("\n".join([source, *flags, identity(program)]).encode()).hexdigest()[:24]
     if name := cache.find(key):
@@ -77,7 +77,7 @@ def _made(cache: Cache, program: str, source: str, extra: tuple[str, ...]) -> st
 def _compile(cache: Cache, command: list[str], source: str, key: str, locks: tuple[int, ...]) -> str:
     partial = cache.partial(key)
     try:
-        # The compiler runs inside the folder and holds the locks: a killed parent must not release them before it has ended.
+        # The compiler runs inside the folder and holds the locks: if the parent is killed, they must last until the compiler ends.
         command = [*command, "-x", "c++", "-", "-o", partial]
         done = _run(command, TIMEOUT, source, cwd=cache.reach(), pass_fds=locks)
         if done.returncode:

@@ -1,7 +1,7 @@
 """The compile cache: a folder of libraries that only the user can write, each one checked before it is loaded.
 
-The folder is reached through an open descriptor, so nobody can replace it between a check and a use. A library's name holds the
-SHA-256 of its content. A lock covers every compile and lives as long as the compiler does, even if its parent was killed.
+The folder is accessed through an open descriptor, so nobody can replace it between check and use. A library's name contains the
+SHA-256 of its content. A lock covers every compile and lasts as long as the compiler runs, even if its parent was killed.
 """
 
 import hashlib
@@ -19,12 +19,12 @@ from ..support import Unsupported
 
 try:
     import fcntl
-except ImportError:  # no POSIX: the engine is refused before it gets here
+except ImportError:  # not on Windows, where the engine is refused earlier
     fcntl = None  # type: ignore[assignment]
 
 PROC = "/proc/self/fd"
 WAIT = 600  # seconds for another process to finish its compile
-EVERY = "all.lock"  # held by every compile; whoever can have it alone knows that no compile is running
+EVERY = "all.lock"  # shared by all compiles; a process that gets it exclusively knows that none is running
 OTHER_FOLDER = "set MIMICFL_CACHE to a folder of your own"
 
 
@@ -35,12 +35,12 @@ class Cache:
         self.path, self.descriptor = path, descriptor
 
     def reach(self, name: str = "") -> str:
-        """A path to this very folder, or a file in it, for a loader or a child process."""
-        # Without /proc (macOS) the name is looked up again; the folder is then as safe as its parents are.
+        """A path to this folder, or to a file in it, for a loader or a child process."""
+        # Without /proc (macOS) the path is resolved again; the folder is then only as safe as its parents.
         return os.path.join(f"{PROC}/{self.descriptor}" if os.path.isdir(PROC) else str(self.path), name)
 
     def find(self, key: str) -> str | None:
-        """The name of the library of this key. What has the name and is not a sound library of the user's own is removed."""
+        """The name of the library of this key. A file of that name that is not a valid library of this user is removed."""
         for name in sorted(os.listdir(self.descriptor)):
             if name.startswith(f"{key}-") and name.endswith(".so"):
                 if self._sound(name, key):
@@ -49,8 +49,8 @@ class Cache:
         return None
 
     def _sound(self, name: str, key: str) -> bool:
-        """A regular file that only the user can write, with the content its name says."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: a pipe under this name must not stop us
+        """Is it a regular file that only the user can write, with the hash in its name?"""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # NONBLOCK: opening a pipe of this name must not block
         try:
             descriptor = os.open(name, flags, dir_fd=self.descriptor)
         except OSError:
@@ -69,7 +69,7 @@ class Cache:
         return f".{key}-{os.getpid()}-{secrets.token_hex(4)}.part"
 
     def keep(self, key: str, partial: str) -> str:
-        """Give a compiled library its name, in one step, once its content is on disk."""
+        """Rename a compiled library atomically, once its content is on disk."""
         descriptor = os.open(partial, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.descriptor)
         with os.fdopen(descriptor, "rb") as file:
             os.fchmod(descriptor, 0o700)  # the linker follows the umask, which may let a group write
@@ -99,7 +99,7 @@ class Cache:
             os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Remove what killed compiles left behind; the caller knows that none is running."""
+        """Remove the files of killed compiles; the caller knows that none is running."""
         for name in os.listdir(self.descriptor):
             if name.endswith((".part", ".lock")) and name != EVERY:
                 self.drop(name)
@@ -111,9 +111,9 @@ def library_name(key: str, digest: str) -> str:
 
 @contextmanager
 def compile_cache() -> Iterator[Cache]:
-    """Open the user's compile cache; Unsupported, with what to do, where it cannot be used or be made private."""
+    """Open the user's compile cache; `Unsupported`, with a remedy, if it cannot be used or made private."""
     try:
-        path = cache_dir() / f"native-{os.geteuid()}"  # by user: datasets in a shared cache stay shared
+        path = cache_dir() / f"native-{os.geteuid()}"  # one per user: datasets in a shared cache stay shared
     except UsageError as error:
         raise Unsupported(str(error)) from None
     try:

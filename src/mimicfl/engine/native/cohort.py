@@ -43,7 +43,7 @@ class Program:
         self.table = _table(data, self.layers[0].shape[0]) if self.uint8 else _floats(1)
 
     def _check_outputs(self, data: Data) -> None:
-        """The compiled loss reads a target without looking whether it exists."""
+        """Check what the compiled loss does not: it reads a target without bounds checks."""
         if self.outputs > MOST_OUTPUTS:
             raise Unsupported(f"it has more than {MOST_OUTPUTS} outputs")
         if self.kind == "cross-entropy" and data.num_classes > self.outputs:
@@ -55,7 +55,7 @@ class Program:
         """Samples as the compiled code reads them: uint8 as stored, anything else as float32 inputs."""
         pool = x if self.uint8 else self.data.inputs(x, torch.float32)
         if pool.dtype != (torch.uint8 if self.uint8 else torch.float32) or x.shape[1:] != self.data.x_train.shape[1:]:
-            raise Unsupported(f"samples of type {_name(x)} and shape {list(x.shape[1:])} are not those it was compiled for")
+            raise Unsupported(f"it was not compiled for samples of type {_name(x)} and shape {list(x.shape[1:])}")
         return pool.contiguous()
 
     def target(self, y: Tensor) -> Tensor:
@@ -197,7 +197,7 @@ def _table(data: Data, channels: int) -> Tensor:
 
 
 def _floats(*shape: int) -> Tensor:
-    """Memory for the compiled code to fill, whatever PyTorch's default type and device are."""
+    """Memory for the compiled code to fill, independent of PyTorch's default type and device."""
     return torch.empty(shape, dtype=torch.float32, device="cpu")
 
 

@@ -51,7 +51,7 @@ def written(*names: str) -> str:
 
 
 def _each_written_once(layers: list[Layer], dimension: int) -> bool:
-    """Does one backward pass write every entry of the gradient exactly once? Not with shared or unused parameters."""
+    """Does a backward pass write every entry of the gradient exactly once? Not if parameters are shared or unused."""
     begins = [begin for layer in layers for begin in (layer.weight, layer.bias) if begin >= 0]
     weights = sum(layer.shape[0] * layer.out[0] * layer.kernel[0] * layer.kernel[1] for layer in layers if layer.weight >= 0)
     biases = sum(layer.out[0] for layer in layers if layer.bias >= 0)

@@ -64,7 +64,7 @@ def quick_layers(module: nn.Module, clients: Clients) -> Layers | None:
                 module(clients.data.inputs(clients.x[:2], clients.dtype))
             shapes = list(dict.fromkeys(seen.shapes))
             return Layers(shapes) if 0 < len(shapes) <= MOST_SHAPES else None
-    except Unsupported:  # the model then trains as it is
+    except Unsupported:  # the model then trains without them
         return None
 
 
@@ -83,7 +83,7 @@ class Quick(TorchFunctionMode):
             try:
                 call = read(*args, **kwargs)
                 shape = shape_of(*call)
-            except TypeError:  # PyTorch knows better what is wrong with it
+            except TypeError:  # PyTorch reports what is wrong
                 shape = None
             if shape:
                 self.shapes.append(shape)
@@ -93,7 +93,7 @@ class Quick(TorchFunctionMode):
 
 
 def _convolution(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Shape | None:
-    """What is compiled for this call; None for what our kernels do not do, or not faster, and for what PyTorch refuses."""
+    """What is compiled for this call; None if our kernels do not support it or are not faster, or if PyTorch refuses it."""
     if not _images(x) or not _plain(w) or w.ndim != 4 or groups != 1 or _two(dilation) != (1, 1):
         return None
     if bias is not None and not (_plain(bias) and bias.shape == w.shape[:1]):
@@ -135,7 +135,7 @@ def _max_pool(x: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: 
 
 
 def _two(value: Any) -> tuple[int, ...] | None:
-    """A size as two numbers; None if it is anything else than one or two of them."""
+    """A size as two numbers; None if it is not one or two numbers."""
     if isinstance(value, (tuple, list)) and not (len(value) in (1, 2) and all(type(number) is int for number in value)):
         return None
     return pair(value) if isinstance(value, (tuple, list)) or type(value) is int else None
@@ -146,7 +146,7 @@ def _images(x: Any) -> bool:
 
 
 def _plain(x: Any) -> bool:
-    """Is its memory what it says: an array of floats?"""
+    """Is its memory a plain array of floats?"""
     usual = type(x) in (Tensor, nn.Parameter) and x.dtype == torch.float32 and x.device.type == "cpu"
     return usual and x.layout == torch.strided and not x.is_neg()
 
@@ -169,7 +169,7 @@ class Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[int, ...], ways: tuple[Any, Any]) -> Tensor:
         _, h, w, channels, kh, kw, sh, sw, ph, pw = numbers
-        ctx.save_for_backward(x, weight)  # as given, not as copied below: a second derivative must find the way back to them
+        ctx.save_for_backward(x, weight)  # the originals, not the copies below: second derivatives need them
         ctx.numbers, ctx.ways, ctx.biased = numbers, ways, bias is not None
         x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
         y = x.new_empty(len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
@@ -179,7 +179,7 @@ class Conv(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph: the gradient itself will be differentiated
+        if torch.is_grad_enabled():  # create_graph: the gradient will be differentiated
             stride, padding, biases = ctx.numbers[6:8], ctx.numbers[8:], [len(weight)] if ctx.biased else None
             settings = (biases, stride, padding, (1, 1), False, (0, 0), 1, (True, True, ctx.biased))
             return *torch.ops.aten.convolution_backward(dy, x, weight, *settings), None, None

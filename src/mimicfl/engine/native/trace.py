@@ -13,7 +13,7 @@ from ...params import trainable
 from ..calls import pair
 from ..support import Unsupported
 
-BATCH = 3  # samples in the traced batch; the self-check uses another number, so a shape that depends on it is found
+BATCH = 3  # samples in the traced batch; the check uses another number, which reveals shapes that depend on it
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def trace(module: nn.Module, sample: tuple[int, ...]) -> list[Layer]:
     except Unsupported as reason:
         raise Unsupported(f"in evaluation mode {reason}") from None
     if layers != evaluated:
-        raise Unsupported("it computes something else in evaluation mode than in training mode")
+        raise Unsupported("it computes something else in evaluation mode")
     if not any(layer.kind in ("conv", "linear") for layer in layers):
         raise Unsupported("it has no layer with weights")
     return _pool_before_relu(layers)
@@ -72,7 +72,7 @@ def _refuse_what_tracing_misses(module: nn.Module) -> None:
 
 
 class _Recorded(fx.Interpreter):
-    """Runs a graph and notes at each node the shape of its tensor (None if it is not float32), or its value if it is no tensor."""
+    """Runs a graph and records at each node the shape of its tensor (None if it is not float32), or the value if it is not a tensor."""
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
@@ -135,7 +135,7 @@ def _check_dims(node: fx.Node) -> None:
 
 
 class _Step:
-    """A node of the chain with what it is applied to."""
+    """A node of the chain and its input."""
 
     def __init__(self, node: fx.Node, graph: fx.GraphModule, previous: fx.Node | None) -> None:
         assert previous is not None
@@ -165,7 +165,7 @@ def _layer(step: _Step, offsets: dict[int, int]) -> Layer | None:
     m, target = step.module, step.target
     if target in ELEMENTWISE or target in (nn.ReLU, nn.Tanh):
         return Layer(ELEMENTWISE.get(target) or target.__name__.lower(), step.size, step.size)
-    if target is nn.Identity or target in RESHAPES:  # samples stay whole, in the same order: only the sizes of later layers change
+    if target is nn.Identity or target in RESHAPES:  # samples keep their values and order: only the sizes of later layers change
         if math.prod(step.dims) != math.prod(step.out):
             raise Unsupported(f"{step.name} does not keep one row per sample")
         return None

@@ -1,4 +1,4 @@
-"""The proof before use: a compiled network is held to the module and the loss it was made from, on samples of all classes."""
+"""Checks before use: a compiled network is compared with its module and loss, on samples of all classes."""
 
 import copy
 from collections.abc import Callable
@@ -21,14 +21,14 @@ from .trace import BATCH
 if TYPE_CHECKING:
     from .cohort import Program
 
-SPACED, CLASSES = 24, 40  # how many samples are tried, spread over the data; and of how many classes one more each
-# Of the largest value: a wrong layer is off by far more, float32 rounding by far less. A maximum that rounding moves to
-# another pixel shifts a little of the gradient.
+SPACED, CLASSES = 24, 40  # samples spread over the data, and one more from each of so many classes
+# Relative to the largest value: the error of a wrong layer is far larger, that of float32 rounding far smaller. If rounding moves a
+# maximum to another pixel, the gradient changes a little.
 OUTPUTS, GRADIENT = 1e-4, 1e-3
 
 
 def loss_name(loss: Loss, data: Data) -> str:
-    """The compiled form of a loss; only for losses that are known to be the same for these labels."""
+    """The name of the compiled loss; only for losses known to be equal to it on these labels."""
     if loss is mse:
         return "mse"
     if loss is not cross_entropy and loss is not F.cross_entropy:
@@ -39,7 +39,7 @@ def loss_name(loss: Loss, data: Data) -> str:
 
 
 def _plain_cross_entropy(loss: Loss, data: Data) -> None:
-    """Refuse all but nn.CrossEntropyLoss with settings that change nothing."""
+    """Refuse everything but nn.CrossEntropyLoss with settings equivalent to the defaults."""
     if not isinstance(loss, nn.CrossEntropyLoss) or type(loss) is not nn.CrossEntropyLoss or "forward" in vars(loss):
         raise Unsupported("its loss is neither cross-entropy nor mse")
     for word, plain in {"weight": None, "reduction": "mean", "label_smoothing": 0.0}.items():
@@ -52,7 +52,7 @@ def _plain_cross_entropy(loss: Loss, data: Data) -> None:
 
 
 def verify(program: "Program", make: Callable[[nn.Module], "Program"], model: nn.Module, clients: Clients, loss: Loss) -> None:
-    """Compare outputs in evaluation mode, and outputs, loss and gradient in training mode; the model is left as it is."""
+    """Compare outputs in evaluation mode, and loss and gradient in training mode; the model is not changed."""
     data = clients.data
     rows = probe(clients.y)
     _evaluation(program, moved(model), data, (clients.x[rows], data.x_test[probe(data.y_test)]))
@@ -89,7 +89,7 @@ def _agree(what: str, ours: Tensor, exact: Tensor, tolerance: float, floor: floa
 
 
 def probe(y: Tensor) -> np.ndarray:
-    """Rows spread over the samples and the first of each class; never as many as were traced."""
+    """Rows spread over the samples and the first of each class; always more than were traced."""
     rows = np.linspace(0, len(y) - 1, min(len(y), SPACED)).astype(np.int64)
     if y.ndim == 1 and not y.is_floating_point():
         rows = np.concatenate([rows, np.unique(y.numpy(), return_index=True)[1][:CLASSES]])
@@ -97,7 +97,7 @@ def probe(y: Tensor) -> np.ndarray:
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """A copy with weights away from where it begins: with zeros many a mistake would not show."""
+    """A copy with perturbed weights: zeros could hide an error."""
     model = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(number(0, "native check"))
     with torch.no_grad():
