@@ -39,7 +39,9 @@ def named(partitioner: Callable[P, Split]) -> Callable[P, Split]:
         split = NamedSplit(partitioner(*args, **kwargs))
         given = inspect.signature(partitioner).bind(*args, **kwargs)
         given.apply_defaults()
-        options = [f"{key}={value}" for key, value in given.arguments.items() if key not in ("labels", "num_clients", "seed")]
+        usual = {key: p.default for key, p in inspect.signature(partitioner).parameters.items()}
+        chosen = {key: value for key, value in given.arguments.items() if key not in ("labels", "num_clients", "seed")}
+        options = [f"{key}={value}" for k, (key, value) in enumerate(chosen.items()) if k == 0 or value != usual[key]]  # the main one always
         split.spec = ":".join(filter(None, (partitioner.__name__, ",".join(options))))
         return split
 
