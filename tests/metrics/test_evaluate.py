@@ -1,4 +1,4 @@
-"""Accuracy is over targets that count: tokens, ignored positions, classes and clients."""
+"""Accuracy over the targets that count: tokens, ignored positions, classes and clients."""
 
 import functools
 
