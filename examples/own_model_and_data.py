@@ -41,7 +41,7 @@ def smoothed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     data = sensors()
-    torch.manual_seed(0)  # the initial weights; everything else follows simulate's seed
+    torch.manual_seed(0)  # for the initial weights; everything else follows from simulate's seed
     history = mf.simulate(
         model=Gated(data),
         data=data,

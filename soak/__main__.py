@@ -1,4 +1,4 @@
-"""`python -m soak`: random use of the package in every way there is, and one table of what came of it."""
+"""`python -m soak`: random tests of the whole package, and one table of the outcomes."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def main() -> int:
     arguments = _parser().parse_args()
     unknown = [name for name in arguments.parts if name not in PARTS]
     if unknown:
-        print(f"soak: there is no part {unknown[0]!r}; the parts are: {', '.join(PARTS)}", file=sys.stderr)
+        print(f"soak: unknown part {unknown[0]!r}; the parts are: {', '.join(PARTS)}", file=sys.stderr)
         return 2
     chosen = {name: PARTS[name] for name in arguments.parts or PARTS}
     minutes = arguments.minutes if arguments.minutes is not None else 0.0 if arguments.trials else MINUTES
@@ -43,10 +43,10 @@ def main() -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m soak", description=__doc__)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"which parts: {', '.join(PARTS)} (default all)")
-    parser.add_argument("--minutes", type=float, help=f"how long (default {MINUTES:g}, with --trials no limit)", metavar="M")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"parts to run: {', '.join(PARTS)} (default all)")
+    parser.add_argument("--minutes", type=float, help=f"how long to run (default {MINUTES:g}; no limit with --trials)", metavar="M")
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the first trial of each part; trial k has the seed S + k (default 0)", metavar="S"
+        "--seed", type=int, default=0, help="seed of the first trial of each part; trial k has the seed S + k (default 0)", metavar="S"
     )
     parser.add_argument("--trials", type=int, default=0, help="trials of each part (default: as many as the time allows)", metavar="N")
     parser.add_argument("--out", type=Path, help="folder for the outcomes and the table (default runs/soak-TIME)", metavar="DIR")

@@ -28,9 +28,9 @@ Make = Callable[[], Arguments]
 RELATIVE = {torch.float64: 1e-9, torch.float32: 3e-4}
 ON_GPU = 1e-3
 SENSITIVE = 20.0
-HANGS = 240.0  # seconds after which a run of this size will not end
+HANGS = 240.0  # seconds after which a run of this size counts as hung
 LOSSES = ("train_loss", "test_loss")
-NOT_EXACT = (*LOSSES, "test_accuracy", "class_accuracy", "seconds")  # all else in a row is equal to the bit
+NOT_EXACT = (*LOSSES, "test_accuracy", "class_accuracy", "seconds")  # everything else in a row is bit-equal
 
 
 class Hang(Exception):
@@ -38,7 +38,7 @@ class Hang(Exception):
 
 
 def simulate(arguments: Arguments, engine: str) -> tuple[mf.History, list[str]]:
-    """A run and its notices. Workers need two threads; "auto" tries other engines however short the run is."""
+    """A run and its notices. Workers need two threads; "auto" tries other engines even for short runs."""
     notices: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if engine in ("workers", "native", "auto") else 1)
@@ -51,7 +51,7 @@ def simulate(arguments: Arguments, engine: str) -> tuple[mf.History, list[str]]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise Hang after so long. Only the main thread can have such an alarm; elsewhere nothing happens."""
+    """Raise `Hang` after this time. Only the main thread can set such an alarm; other threads have no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -86,7 +86,7 @@ def differences(arguments: Arguments, truth: mf.History, ours: mf.History) -> tu
 
 
 def parameters_off(w_0: torch.Tensor, true: torch.Tensor, mine: torch.Tensor) -> float:
-    """|difference| / |movement|, less what rounding the parameters themselves may add."""
+    """|difference| / |movement|, minus what rounding of the parameters can add."""
     if true.shape != mine.shape or true.dtype != mine.dtype:
         return math.inf
     rounding = 16 * torch.finfo(true.dtype).eps * float(true.norm())
@@ -94,14 +94,14 @@ def parameters_off(w_0: torch.Tensor, true: torch.Tensor, mine: torch.Tensor) ->
 
 
 def number_off(true: float | None, mine: float | None) -> float:
-    """The relative difference; of losses near zero, relative to 0.01."""
+    """The relative difference; for losses near zero, relative to 0.01."""
     if true is None or mine is None:
         return 0.0 if true is mine else math.inf
     return abs(true - mine) / max(abs(true), 1e-2)
 
 
 def exact_off(truth: mf.History, ours: mf.History) -> list[str]:
-    """Counts, rates and clients, which no rounding may change."""
+    """Counts, rates and clients, which rounding must not change."""
     wrong = []
     for t, (true, mine) in enumerate(zip(truth.rows, ours.rows, strict=True)):
         names = sorted((true.keys() | mine.keys()) - {*NOT_EXACT})
@@ -125,14 +125,14 @@ def accuracy_off(arguments: Arguments, truth: mf.History, ours: mf.History, allo
 
 
 def flips(true: Sequence[float | None] | None, mine: Sequence[float | None] | None, sizes: Sequence[int]) -> float:
-    """At least so many samples are classified differently."""
+    """The least number of samples that must be classified differently."""
     if true is None or mine is None or len(true) != len(mine) or [a is None for a in true] != [b is None for b in mine]:
         return math.inf
     return sum(round(abs(a - b) * n) for a, b, n in zip(true, mine, sizes, strict=True) if a is not None and b is not None)
 
 
 def tied(arguments: Arguments, rounds: int, part: str, allowed: float) -> int:
-    """How many samples are within rounding of another class, after so many rounds of plain training."""
+    """How many samples are within rounding of another class, after this many rounds of plain training."""
     model = simulate(arguments | {"rounds": rounds}, "plain")[0].model().eval()
     data = arguments["data"]
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A federated run written from its definition, as slowly and plainly as possible: what the plain engine itself is compared with.
+"""A federated run written from its definition, as simply as possible: the reference for the plain engine.
 
 Only the seeds of the batches are the package's. Gradients come from autograd on a copy of the model; SGD, clipping, momentum, decay and the
 server's step are spelled out here.
@@ -30,7 +30,7 @@ def set_vector(model: nn.Module, w: Tensor) -> None:
 
 
 def batches(arguments: dict[str, Any], t: int, client: int) -> Iterator[Tensor]:
-    """The sample numbers of each local step: passes over a new shuffle each, the last batch of a pass may be smaller."""
+    """The sample numbers of each local step: every pass has a new shuffle, and its last batch may be smaller."""
     local, part = arguments["local"], torch.from_numpy(arguments["split"][client])
     n = len(part)
     size = min(local.batch_size or n, n)
@@ -73,7 +73,7 @@ def _targets(y: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def worth(K: int, beta: float) -> float:
-    """How many plain gradients the sum of K steps with momentum holds."""
+    """How many plain gradients the sum of K steps with momentum amounts to."""
     return sum(sum(beta**j for j in range(K - k)) for k in range(K))
 
 

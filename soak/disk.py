@@ -1,4 +1,4 @@
-"""A disk that is nearly full: a small file system in memory where that is allowed, else a limit on the size of files."""
+"""A nearly full disk: a small file system in memory if mounting is allowed, else a limit on the size of files."""
 
 import subprocess
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def unmount(folder: Path) -> None:
 
 
 def unmount_all(folder: Path) -> None:
-    """What a soak that was killed has left mounted below this folder."""
+    """File systems that a killed soak left mounted below this folder."""
     mounts = Path("/proc/self/mounts")
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []:
         source, target = line.split()[:2]

@@ -18,9 +18,9 @@ SHAPES: dict[str, list[Shape]] = {
     "sequence": [(4, 3)],
 }
 SHAPES["tokens"] = [(5,)]
-MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # buffers that change while training, which engines with lanes refuse
+MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # buffers change during training, which engines with lanes refuse
 FEW = 32  # the first trials run in the tests: only two chains are compiled for them
-CHAINS = 10  # chains that come again and again, so that each is compiled once
+CHAINS = 10  # chains that are reused, so that each is compiled once
 
 # Losses by what the labels are. W stands for weights of the classes, I for a class to ignore.
 MEANS = {
@@ -73,7 +73,7 @@ LAYOUTS = [[1], [6], [16], [4, 4], [1, 1, 1], [9, 1, 5, 2], [7, 3], [3, 8, 1], [
 
 
 def draw(seed: int, engine: str) -> Problem:
-    """The problem of this seed, of a kind that mostly suits the engine: what it refuses proves little."""
+    """The problem of this seed, mostly one that the engine supports: a refusal proves little."""
     r = random.Random(f"problem {seed}")
     while not lively(made := _settings(r, _network(r, seed, engine), engine)):
         pass
@@ -88,7 +88,7 @@ def lively(problem: Problem) -> bool:
         exec(problem.text(), names)
         try:
             given = names["problem"]()
-        except mf.UsageError:  # how that is refused is what the trial will see
+        except mf.UsageError:  # the trial will check how it is refused
             return True
         model, data = given["model"], given["data"]
         output = model(data.inputs(data.x_test, next(model.parameters()).dtype))
@@ -98,7 +98,7 @@ def lively(problem: Problem) -> bool:
 def _network(r: random.Random, seed: int, engine: str) -> Problem:
     if engine == "native" or (engine in ("workers", "auto") and r.random() < 0.5):
         return _chain(r, seed)
-    # Workers compile the convolutions of float32 models: few of those, or compilers would run all the time.
+    # Workers compile the convolutions of float32 models: only a few, or most of the time would go into compiling.
     double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
     without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
     return _any(r, seed, "float64" if r.random() < double else "float32", without)
@@ -115,7 +115,7 @@ def _any(r: random.Random, seed: int, dtype: str, without: Sequence[str]) -> Pro
 
 
 def _chain(r: random.Random, seed: int) -> Problem:
-    """One of a few chains of layers, or sometimes another, with details on which compiling does not depend."""
+    """One of a few chains of layers, sometimes a new one, with random details that need no new compile."""
     number = r.randrange(CHAINS) if r.random() < 0.92 else r.randrange(CHAINS, 10**6)
     number = number % 2 if seed < FEW else number
     fixed = random.Random(f"chain {number}")

@@ -1,4 +1,4 @@
-"""Engine comparisons: a random problem is trained by one engine and by the plain one, and everything they report is compared.
+"""Engine comparisons: a random problem is trained by one engine and by plain, and everything they report is compared.
 
 Each trial is one problem and one engine; some compare the plain engine with a loop written from the definition. A comparison is "ok" if the
 engine really ran and agrees, "refused" if its notice gives a reason for running plain instead, and "failed" otherwise.
@@ -29,7 +29,7 @@ PART = "engine comparisons"
 CPU = ["batched", "workers", "plain", "native", "workers", "auto", "batched", "workers", "native", "plain", "workers", "native", "batched"]
 GPU = ["batched", "streams", "auto", "batched", "streams"]
 COMPILED_EVERY = 24  # on a GPU, where the compiler takes half a minute
-SHRINKING = 20.0  # seconds to look for a smaller problem that fails as well
+SHRINKING = 20.0  # seconds to search for a smaller problem that fails as well
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 def trial(seed: int, folder: Path) -> Outcome:
-    """Draw a problem, compare, and make a failure small."""
+    """Draw a problem, compare the engines, and shrink a failure."""
     engine = engine_of(seed)
     problem = draw(seed, engine.partition(":")[0])
     found = compare(problem, engine, folder)
@@ -84,13 +84,13 @@ def compare(problem: Problem, engine: str, folder: Path) -> Finding:
 
 
 def load(problem: Problem, folder: Path) -> Make:
-    """The problem as a module in a file, as a user would have it: its source can be read."""
+    """The problem as a module in a file, like a user's, so that its source can be read."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "problem.py", problem.text()
     path.write_text(text, encoding="utf-8")
     module = types.ModuleType("soak_problem")
     sys.modules["soak_problem"] = module
-    exec(compile(text, str(path), "exec"), module.__dict__)  # an import could take the bytecode of the problem before
+    exec(compile(text, str(path), "exec"), module.__dict__)  # an import could use the cached bytecode of the previous problem
     return module.problem  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,7 @@ def against_plain(make: Make, engine: str) -> Finding:
 
 
 def disagreement(make: Make, truth: mf.History, wrong: list[str], amount: float, more: str = "") -> Finding | None:
-    """A failure, unless rounding explains what is wrong; nothing where nothing is."""
+    """A failure, unless rounding explains the difference; None if there is none."""
     if not wrong:
         return None
     rounding = sensitivity(make, truth)
@@ -135,7 +135,7 @@ def disagreement(make: Make, truth: mf.History, wrong: list[str], amount: float,
 
 
 def what_ran(engine: str, notices: list[str]) -> Finding:
-    """The numbers agree: was it the engine that made them, and if not, did a notice say why?"""
+    """The numbers agree: did the engine compute them, and if not, did a notice say why?"""
     name = engine.partition(":")[0]
     took = [found[1] for notice in notices if (found := re.match(r"engine (\w+)", notice))]
     text = "; ".join(notices)
@@ -173,7 +173,7 @@ def raised(engine: str, error: Exception) -> Finding:
 
 
 def shrink(problem: Problem, engine: str, found: Finding, folder: Path) -> tuple[Problem, Finding]:
-    """A smaller problem that fails in the same way, looked for until the time is up."""
+    """A smaller problem that fails in the same way, searched for until the time is up."""
     end = time.monotonic() + SHRINKING
     smaller = True
     while smaller:

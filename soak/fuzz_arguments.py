@@ -1,4 +1,4 @@
-"""Random calls, as the text of Python expressions: what fails can be pasted into a shell."""
+"""Random calls as Python expressions: a failing one can be pasted into an interpreter."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -8,7 +8,7 @@ from .fuzz_signatures import CALLABLES, CALLBACKS, CALLS, ODD
 
 @dataclass(frozen=True)
 class Call:
-    """A call by name; `wrong` are the arguments that must be refused, `twice` says that its result must come again bit for bit."""
+    """A call by name; `wrong` are the arguments that must be refused; with `twice` the result must be the same bits when repeated."""
 
     name: str
     function: str

@@ -1,4 +1,4 @@
-"""Calls of the Python interface with right and wrong arguments: each gives a plausible result, or raises `UsageError`."""
+"""Calls of the Python API with valid and invalid arguments: each returns a plausible result or raises `UsageError`."""
 
 import importlib
 import re
@@ -38,7 +38,7 @@ def trial(seed: int, folder: Path, shrunk: set[str]) -> Outcome:
 
 
 def judge(call: Call, folder: Path) -> tuple[Any, str]:
-    """The verdict, and of a failure its kind and what was seen."""
+    """The verdict, and for a failure its kind and what was seen."""
     place = folder / "trial"
     _, strict = fuzz_folders.fresh(place, folder / "templates", call.runs, call.damage)
     ended = forked(lambda: answer(call, strict), place)
@@ -60,7 +60,7 @@ def _kind(ended: Ended, call: Call) -> str:
 
 
 def answer(call: Call, strict: bool) -> dict[str, Any]:
-    """In the child: what the call came to."""
+    """In the child: the outcome of the call."""
     import traceback
 
     import torch
@@ -86,7 +86,7 @@ def answer(call: Call, strict: bool) -> dict[str, Any]:
 
 
 def reproduction(call: Call, folder: Path, detail: str, shrunk: set[str]) -> str:
-    """The call with as few arguments as still show the failure; each kind is made small once."""
+    """The call with the fewest arguments that still show the failure; each kind is shrunk once."""
     kind = detail.partition("\n")[0]
     if kind not in shrunk and not kind.startswith("hang"):
         shrunk.add(kind)

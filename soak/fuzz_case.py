@@ -24,8 +24,8 @@ class Line:
     beside: dict[str, bytes] = field(default_factory=dict)
     copies: tuple[str, ...] = ()
     damage: int | None = None
-    claims: tuple[Option, ...] = ()  # options that must be refused if they are the last of their name
-    in_file: tuple[tuple[str, int], ...] = ()  # lines of the file that must be refused if they stand there so many times
+    claims: tuple[Option, ...] = ()  # options that must be refused if they are the last with their name
+    in_file: tuple[tuple[str, int], ...] = ()  # lines that must be refused if the file contains them this many times
 
     @property
     def argv(self) -> list[str]:
@@ -51,7 +51,7 @@ class Line:
         return "; ".join(found)
 
     def shell(self) -> str:
-        """How to see it by hand."""
+        """How to reproduce it by hand."""
         used = " ".join(self.argv)
         files = [f"settings.toml (as bytes): {content!r}" for name, content in self.files.items() if name == "settings.toml"]
         files += [f"{name}: {content.decode()!r}" for name, content in self.files.items() if name != "settings.toml" and name in used]

@@ -1,4 +1,4 @@
-"""Run folders to look at, and ways to damage them."""
+"""Run folders for the trials, and ways to damage them."""
 
 import shutil
 from collections.abc import Callable
@@ -11,11 +11,11 @@ RESULTS = ("rows.jsonl", "final.safetensors")
 
 
 class Stop(Exception):
-    """Ends a run in the middle, as a kill does."""
+    """Stops a run in the middle, as a kill does."""
 
 
 def templates(folder: Path) -> None:
-    """Runs that every trial takes its copies of: finished, another one, stopped, diagnosed, compared, made from Python objects."""
+    """Runs that every trial copies: two finished ones, a stopped, a diagnosed, a compared one, and one made from Python objects."""
     import mimicfl as mf
     from mimicfl import runner
 
@@ -115,10 +115,10 @@ TEXT: list[Damage] = [mix_lines, edit_number, edit_number]
 
 
 def damage(rng: Random, run: Path) -> tuple[str, bool]:
-    """Damage one file of a run; whether its results may then only be refused or come out as they were."""
+    """Damage one file of a run; returns whether readers must refuse it or show unchanged results."""
     name = rng.choice([name for name in (*FILES, *RESULTS, *RESULTS) if (run / name).exists()])
     how = rng.choice(ANY + TEXT * (name != "final.safetensors" and name != "checkpoint.safetensors"))
-    gone = how in (delete, directory, loop) and name == "final.safetensors"  # then it is an unfinished run
+    gone = how in (delete, directory, loop) and name == "final.safetensors"  # the run then counts as unfinished
     return f"{run.name}/{name}: {how(rng, run / name)}", name in RESULTS and not gone
 
 

@@ -60,7 +60,7 @@ def _flag(rng: Random, name: str) -> str:
 
 
 def _options(rng: Random, table: dict[str, Values], base: dict[str, str], most: int = 4) -> tuple[list[Option], tuple[Option, ...]]:
-    """The base with some options more, some of them wrong or odd; and those that must be refused."""
+    """The base with more options, some of them wrong or odd; and those that must be refused."""
     values = dict(base)
     for name in rng.sample(list(table), min(len(table), rng.randrange(most + 1))):
         values[name] = rng.choice(table[name].right or [""])
@@ -89,7 +89,7 @@ def _options(rng: Random, table: dict[str, Values], base: dict[str, str], most: 
 
 
 def _bounded(options: list[Option]) -> list[Option]:
-    """Nothing that is right and takes long: a mutated `3` may be `33`, which is still a small number."""
+    """No valid value that takes long: a mutated `3` may become `33`, which is still small."""
     heavy = (
         "--rounds",
         "--uploads",
@@ -173,7 +173,7 @@ def damaged(rng: Random) -> Line:
 
 
 def look(rng: Random) -> Line:
-    """`report`, `resume` and `theory` on what is there and what is not."""
+    """`report`, `resume` and `theory` on folders that exist and folders that do not."""
     paths = [
         rng.choice([*PATHS, *PATHS, "nowhere", "", ".", "plugin.py", "finished/rows.jsonl", mutated(rng, "finished")])
         for _ in range(rng.randrange(0, 3))

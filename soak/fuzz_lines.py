@@ -1,4 +1,4 @@
-"""Command lines with their files and folders: each ends well, or is refused with one sentence and exit code 2."""
+"""Command lines with their files and folders: each succeeds, or is refused with one sentence and exit code 2."""
 
 import importlib
 import json
@@ -28,10 +28,10 @@ class Bench:
     folder: Path
     main: Callable[[list[str]], int]
     whole: dict[tuple[str, ...], str] = field(default_factory=dict)  # what a command prints about undamaged runs
-    shrunk: set[str] = field(default_factory=set)  # kinds of failures that were made small already
+    shrunk: set[str] = field(default_factory=set)  # kinds of failures that were already shrunk
 
     def run(self, line: Line, damaged: bool = True) -> tuple[Ended, Path, tuple[str, bool]]:
-        """In a fresh folder with the line's files and runs, two levels deep, so that `..` stays inside."""
+        """Run it in a new folder with the line's files and runs, two levels deep, so that `..` stays inside."""
         shutil.rmtree(self.folder / "trial", ignore_errors=True)
         place = self.folder / "trial" / "a" / "b"
         said = fuzz_folders.fresh(place, self.folder / "templates", line.copies, line.damage if damaged else None)
@@ -54,7 +54,7 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 def prepared(folder: Path) -> Bench:
-    """Everything is imported once; the children that run the trials begin from there."""
+    """Everything is imported once, before the trials are forked."""
     import torch
 
     from mimicfl.cli.main import main
@@ -79,7 +79,7 @@ def trial(bench: Bench, seed: int) -> Outcome:
 
 
 def judge(bench: Bench, line: Line) -> tuple[Any, str, str]:
-    """Verdict, and of a failure its kind and what was seen; then what was damaged."""
+    """The verdict, for a failure its kind and what was seen, and what was damaged."""
     ended, place, (said, strict) = bench.run(line)
     leftovers = [path.name for path in place.rglob("*.part") if not path.name.endswith(fuzz_folders.LEFT)]
     kind = ended.trouble
@@ -108,7 +108,7 @@ def _success(bench: Bench, line: Line, ended: Ended, place: Path, strict: bool) 
     if noise := [text for text in ended.err.splitlines() if text.strip() and not text.startswith("mimicfl:")]:
         return f"noise on stderr: {noise[0][:80]}"
     strict = strict and line.copies[0] in line.argv
-    # Of an unfinished run fewer rounds may be shown: a kill, too, leaves half a line.
+    # An unfinished run may show fewer rounds: a kill also leaves an incomplete line.
     if strict and line.command == "report" and line.copies[0] != "stopped" and ended.out != bench.undamaged(line):
         return "damage accepted: report prints other numbers than before"
     whole = "finished" if line.copies[:1] == ("stopped",) else line.copies[0] if line.copies else ""
@@ -136,7 +136,7 @@ def _as_before(run: Path, whole: Path) -> bool:
 
 
 def _timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what differs from one time to the next."""
+    """The output without what changes from run to run."""
     return {key: row.get(key) for key in ("round", "clients", "train_loss", "test_loss", "test_accuracy", "uploads")}
 
 
@@ -152,7 +152,7 @@ def _implausible(run: Path) -> str:
 
 
 def reproduction(bench: Bench, line: Line, detail: str, said: str) -> str:
-    """The smallest line of the same kind of failure, as a shell would run it; each kind is made small once."""
+    """The shortest command line with the same kind of failure, for a shell; each kind is shrunk once."""
     kind = detail.partition("\n")[0]
     if kind not in bench.shrunk and not kind.startswith("hang"):
         bench.shrunk.add(kind)

@@ -1,4 +1,4 @@
-"""What a sound result looks like, by its type."""
+"""What a plausible result looks like, by type."""
 
 from itertools import pairwise
 from typing import Any

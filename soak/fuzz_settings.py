@@ -1,4 +1,4 @@
-"""TOML files of settings and grids, right and wrong, as lists of lines; and the other files that a command line may name."""
+"""TOML files of settings and grids, valid and invalid, as lists of lines; and other files that a command line may name."""
 
 import json
 from random import Random
@@ -7,7 +7,7 @@ from .fuzz_values import SETTINGS, mutated
 
 NUMBERS = ("num_clients", "rounds", "uploads", "epochs", "steps", "seed", "eval_every", "checkpoint_every")
 REALS = ("weight_decay", "momentum", "clip_norm")
-# Of a type that no setting has: refused wherever they stand.
+# Of a type that no setting has: always refused.
 WRONG = ["[[]]", "{ a = 1 }", "2020-01-01", "12:00:00", "[1, [2, 3]]", "true", "[{}]"]
 ODD = [
     "nan",

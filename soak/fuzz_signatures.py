@@ -1,4 +1,4 @@
-"""Functions of the Python interface and their arguments, as texts: right ones, and those that must be refused."""
+"""Functions of the Python API and their arguments as strings: valid ones, and those that must be refused."""
 
 ODD = [
     "None",
@@ -51,7 +51,7 @@ ODD += [
     "[[1], [2, 3]]",
     "type",
 ]
-CALLBACKS, CALLABLES = ("progress", "each_round"), ("int", "type", "lambda *a: 1", "mf.MimiC")  # what a callback raises is its own affair
+CALLBACKS, CALLABLES = ("progress", "each_round"), ("int", "type", "lambda *a: 1", "mf.MimiC")  # a callback's own errors are not checked
 
 WHOLE = [
     "-1",

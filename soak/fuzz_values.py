@@ -1,4 +1,4 @@
-"""Values for command lines and TOML files: what is right, what must be refused, and texts that may be either."""
+"""Values for command lines and TOML files: valid ones, ones that must be refused, and strings that may be either."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +10,7 @@ INSERTED = list(":,=[]{}.-+ \t\n\0é😀e0919\"'#%")  # no slash: nothing may be
 
 @dataclass(frozen=True)
 class Values:
-    """`right` alone is accepted (with others it may not fit), `wrong` is refused in any company."""
+    """`right` values are accepted on their own (they may conflict with others); `wrong` values are always refused."""
 
     right: list[str]
     wrong: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Long and large runs that measure themselves, each in a process of its own: CPU time, memory and open files as they go."""
+"""Long and large runs that measure themselves, each in its own process: CPU time, memory and open files over time."""
 
 import os
 import resource
@@ -16,11 +16,11 @@ DIM = 4  # of the features of a sample
 
 
 class Stop(Exception):
-    """The run is to be interrupted here."""
+    """Interrupts the run."""
 
 
 def many_rounds(settings: dict[str, Any], out: str) -> dict[str, Any]:
-    """A run with 40 marks on its way, interrupted shortly before its end, resumed, and asked for once more when it is finished."""
+    """A run with 40 measurements, interrupted shortly before its end, resumed, and called once more when finished."""
     experiment = mf.Experiment(**settings)
     rounds = settings["rounds"]
     stop = rounds - rounds // 20

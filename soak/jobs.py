@@ -1,4 +1,4 @@
-"""Small experiments for `run`, `compare` and `sweep`, and the result each of them has when nothing disturbs it."""
+"""Small experiments for `run`, `compare` and `sweep`, and the result of each when it is not disturbed."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ Result = dict[str, dict[str, Any]]  # per run folder: a digest per tensor, and t
 
 @dataclass(frozen=True)
 class Job:
-    """One command, but for the folder it writes to."""
+    """One command, without the folder it writes to."""
 
     command: str
     engine: str
@@ -62,7 +62,7 @@ def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
         "availability": str(chance.choice(AVAILABILITY)),
         "model": str(chance.choice(["logistic", "mlp:8", "mlp:12,6"])),
         "rounds": int(chance.integers(2, 5) if processes else chance.integers(10, 60)),
-        # Worker processes get rounds that last, so that a kill falls into one.
+        # Worker processes get long rounds, so that a kill falls into one.
         "steps": int(chance.integers(200, 500) if processes else chance.integers(1, 6)),
         "batch_size": int(chance.integers(2, 9)),
         "eval_every": int(chance.choice([1, 2, 5])),
@@ -87,7 +87,7 @@ def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
     count = {"run": 1, "compare": 2, "sweep": 2}[command]
     algorithms = [str(name) for name in chance.choice(ALGORITHMS, size=count, replace=False)]
     if engine in LANES and command != "run":
-        engine = f"{engine}:{LANES[engine]}"  # with its lanes fixed a run does not depend on those beside it
+        engine = f"{engine}:{LANES[engine]}"  # with fixed lanes a run does not depend on those trained beside it
     return Job(command, engine, settings, algorithms, 2 if command == "sweep" and not processes else 1, 2 if processes else 1)
 
 
@@ -136,7 +136,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 def _without_seconds(row: dict[str, Any]) -> dict[str, Any]:
     """A row, and a diagnosis in it, without the time they took."""
-    kept = {key: value for key, value in row.items() if key not in ("seconds", "crc")}  # whose checksum has the seconds in it
+    kept = {key: value for key, value in row.items() if key not in ("seconds", "crc")}  # the checksum covers the seconds
     return {key: _without_seconds(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 

@@ -1,4 +1,4 @@
-"""Kills: commands are signalled at random and at aimed moments, or run out of disk, and must then finish bit-equal to undisturbed ones.
+"""Kills: commands are signalled at random or chosen moments, or run out of disk, and must then finish bit-equal to undisturbed ones.
 
 A trial disturbs one command up to four times, starts it again (or resumes it) after each time, and lets it finish. It then compares all
 tensors and rows with those of an undisturbed command, and looks for orphans, held locks, leftovers and tracebacks.
@@ -34,17 +34,17 @@ ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 
 # Files whose changes are waited for, and how many changes at the most.
 AIMS = {"config.toml": 1, "env.json": 1, ".part": 8, ".tmp": 8, "rows.jsonl": 8, "checkpoint.safetensors": 8, "final.safetensors": 2}
 REPORTS = {"report.html": 1, ".png": 2}
-GPU = Path("/dev/nvidiactl")  # looked for in this way, since a process that has asked CUDA cannot fork
+GPU = Path("/dev/nvidiactl")  # checked by file, since a process that has initialised CUDA cannot fork
 WORKER = "SIGKILL of a worker"
 FRESH = 0.04  # share of the commands that start in a new interpreter
-HANGS = 300.0  # seconds without an end after which a command hangs
+HANGS = 300.0  # seconds after which a command counts as hung
 LINGERS = 20.0  # seconds after which a process that outlives its parent is an orphan
 RUNS_ON = 0.1  # seconds of CPU after which a worker has not noticed that its parent is dead
 UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "[Errno", "Bus error", "core dumped")
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    """Trials from `seed` on, until it is enough."""
+    """Trials from `seed` on, until `enough()`."""
     folder.mkdir(parents=True, exist_ok=True)
     unmount_all(folder)
     room = Path(tempfile.mkdtemp(prefix="kills-", dir=folder))
@@ -175,7 +175,7 @@ class Trial:
             self.counts.update({action: 1, self.job.engine.partition(":")[0]: 1, self.job.command: 1, "kills": int(status != 0)})
 
     def _orphans(self, process: Process) -> None:
-        """Nobody may be left of the session: workers end with their parent, a compiler when it is through."""
+        """No process of the session may be left: workers end with their parent, a compiler when it is done."""
         first = {member.pid: member.cpu for member in process.others()}
         until = time.monotonic() + LINGERS
         while left := process.others():
@@ -187,7 +187,7 @@ class Trial:
             time.sleep(0.01)
 
     def _fill(self) -> None:
-        """The disk is full at some moment; then there is room again."""
+        """The disk becomes full during the run; then there is space again."""
         disk = self.folder / "disk"
         whole, largest = self.sizes
         share = float(np.exp(self.chance.uniform(np.log(0.02), 0)))
@@ -248,7 +248,7 @@ class Trial:
 
 
 def leftovers(*folders: Path) -> list[str]:
-    """Files that no reader needs: half-written ones, and temporary ones but for those of a killed compiler."""
+    """Leftover files: incomplete and temporary ones, except those of a killed compiler."""
     names = {entry.path: entry.name for folder in folders for entry in moments.walk(folder)}
     return sorted(path for path, name in names.items() if name.endswith(".part") or name.startswith((".rows-", "tmp", ".tmp")))
 
@@ -260,7 +260,7 @@ def _works(process: Process) -> None:
 
 
 def _imports(process: Process) -> bool:
-    """Wait until a new interpreter has begun to import PyTorch: what Ctrl-C does to Python's own start is not ours."""
+    """Wait until a new interpreter has begun to import PyTorch: Ctrl-C during Python's own startup is not tested."""
     while process.wait(0.005) is None:
         try:
             if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace"):

@@ -16,9 +16,9 @@ from .jobs import ALGORITHMS
 from .outcome import Outcome, Verdict
 from .processes import TICK, Process, Server
 
-SMALL = 3  # so many trials are small
+SMALL = 3  # the first trials are small
 ROUNDS, CLIENTS, RUNS = 20_000, 100_000, 600
-TOO_MUCH = 2.0  # a late round costs at most so many times an early one, a client of many so many times one of few
+TOO_MUCH = 2.0  # largest accepted ratio of late to early rounds, and of cost per client in a large and a small population
 ROW = 8192  # bytes of memory that a round may leave behind: its row
 CLIENT = 20_000  # bytes of memory per client of a population
 SLACK = 64 * 2**20  # bytes of memory that do not count
@@ -28,7 +28,7 @@ LONGEST = 3600.0
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    """Trials from `seed` on, until it is enough."""
+    """Trials from `seed` on, until `enough()`."""
     folder.mkdir(parents=True, exist_ok=True)
     room = Path(tempfile.mkdtemp(prefix="long-", dir=folder))
     server = Server(room / "processes", {"MIMICFL_CACHE": str(room / "cache")})
@@ -133,7 +133,7 @@ class Clients(Trial):
 
     def play(self) -> int:
         clients, rounds = int(CLIENTS * self.scale), 20
-        turn = self.seed // 3  # one after another: there are few trials of this size
+        turn = self.seed // 3  # in turn: there are few trials of this size
         common = {
             "rounds": rounds,
             "partition": ("iid", "shards", "classes")[turn % 3],

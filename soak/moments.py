@@ -10,13 +10,13 @@ import numpy as np
 
 from .processes import Process
 
-PAUSE = 0.0005  # seconds between two looks
+PAUSE = 0.0005  # seconds between two polls
 State = dict[str, tuple[int, int, int]]
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`seconds` after the start; or, with a `name`, so long after files with that in their name have changed `times` times."""
+    """`seconds` after the start; or, with a `name`, `seconds` after files with that name have changed `times` times."""
 
     seconds: float
     name: str = ""

@@ -1,4 +1,4 @@
-"""Random small networks as program text: what a user could have written, drawn from a seed.
+"""Random small networks as source code, as a user could have written them, drawn from a seed.
 
 A network is a list of pieces, each a name and a seed for its details. A piece turns the shape it is given into program text; the text is
 run on zeros to find the next shape, and a piece that does not fit there is left out. So any piece can be dropped and the rest is still a
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 Piece = tuple[str, int]  # its name in PIECES, the seed of its details
 Shape = tuple[int, ...]
 Text = tuple[list[str], list[str]]  # lines of __init__, lines of forward
-MOST_NUMBERS = 400  # values per sample that a piece may give: more would only take longer
+MOST_NUMBERS = 400  # values per sample that a piece may output: more would only take longer
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def piece(takes: str = "", gives: str = "") -> Callable[[Callable[[random.Random
 
 @dataclass
 class Network:
-    """The text of a network as it grows, and what it gives by now."""
+    """The source code of a network as it grows, and its current output."""
 
     domain: str  # "image", "signal", "sequence", "vector" or "tokens"
     shape: Shape
@@ -95,7 +95,7 @@ def grow(domain: str, shape: Shape, pieces: Sequence[Piece]) -> Network:
 
 
 def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int, without: Sequence[str] = ()) -> list[Piece]:
-    """So many random pieces that fit one after another."""
+    """This many random pieces that fit one after another."""
     network, pieces = Network(domain, shape), []
     for _ in range(10 * count):
         fitting = [

@@ -1,4 +1,4 @@
-"""What one trial of the soak found."""
+"""The outcome of one trial of the soak."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ class Outcome:
     """One trial.
 
     part        which part of the soak: "command lines", "API calls", "engine comparisons", "kills", "long runs"
-    verdict     "ok": it did what it should; "refused": a clean sentence and exit code 2 (or UsageError); "failed": a defect
-    seed        `python -m soak PART --seed SEED --trials 1` runs this very trial again
+    verdict     "ok": it did what it should; "refused": one sentence and exit code 2 (or UsageError); "failed": a defect
+    seed        `python -m soak PART --seed SEED --trials 1` repeats this trial
     what        the trial in one line
     detail      of a failure: what was seen, what was expected
     reproduce   of a failure: the smallest command or program that shows it

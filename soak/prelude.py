@@ -1,4 +1,4 @@
-"""What the texts of generated calls may use."""
+"""Names that generated calls may use."""
 
 from pathlib import Path
 

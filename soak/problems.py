@@ -1,4 +1,4 @@
-"""Random federated problems as program text: a network, its data and clients, a loss, local work and an algorithm."""
+"""Random federated problems as source code: a network, its data and clients, a loss, local work and an algorithm."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """All that is drawn. `text()` is the program."""
+    """Everything that is drawn; `text()` is the program."""
 
     seed: int
     domain: str
@@ -32,10 +32,10 @@ class Problem:
     loss: str = "'cross-entropy'"
     dtype: str = "float32"
     x_dtype: str = "float32"
-    test_dtype: str = ""  # of the test samples, where it is another
+    test_dtype: str = ""  # of the test samples, if different
     augment: bool = False
     sizes: tuple[int, ...] = (6, 5)
-    single_class: bool = False  # clients hold one class each, as far as that goes
+    single_class: bool = False  # clients hold one class each, if possible
     sorted: bool = False  # samples come class by class, but clients hold all of them
     overlap: bool = False
     algorithm: str = "fedavg"

@@ -1,4 +1,4 @@
-"""Real processes that can be signalled and examined: commands in sessions of their own, and who is left of a session."""
+"""Real processes that can be signalled and inspected: commands in their own sessions, and the remaining processes of a session."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ class Process:
             os.killpg(self.pid, number) if group else os.kill(self.pid, number)
 
     def others(self) -> list[Member]:
-        """The living processes of its session besides itself."""
+        """The other living processes of its session."""
         return [member for member in session(self.pid) if member.pid != self.pid]
 
     @property
@@ -62,7 +62,7 @@ class Process:
         return self.files[1].read_text(encoding="utf-8", errors="replace")
 
     def close(self) -> None:
-        """End whatever is left of the session, and let go of its pid."""
+        """End the remaining processes of the session, and release its pid."""
         while self.wait(0.05) is None or self.others():
             self.send(signal.SIGKILL, group=True)
             for member in self.others():
@@ -79,7 +79,7 @@ def session(leader: int) -> list[Member]:
             continue
         try:
             text = Path(entry.path, "stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended meanwhile
+        except OSError:  # it has ended in the meantime
             continue
         name, _, rest = text.partition("(")[2].rpartition(")")
         fields = rest.split()
@@ -90,7 +90,7 @@ def session(leader: int) -> list[Member]:
 
 @dataclass
 class Server:
-    """The fork server, started when it is needed first."""
+    """The fork server, started on first use."""
 
     folder: Path
     environment: dict[str, str]

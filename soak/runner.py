@@ -21,7 +21,7 @@ APART = 1_000_000  # between the first seeds of two processes of one part
 
 @dataclass
 class Process:
-    """One process of a part, and what it has said so far."""
+    """One process of a part, and its outcomes so far."""
 
     part: str
     entry: Entry
@@ -36,7 +36,7 @@ class Process:
     broken: bool = False
 
     def listen(self) -> None:
-        """Read the whole lines that are new."""
+        """Read new complete lines."""
         with suppress(FileNotFoundError), self.file.open("rb") as file:
             file.seek(self.read)
             whole = file.read().rpartition(b"\n")[0]
@@ -46,7 +46,7 @@ class Process:
             self.heard = time.monotonic() if found else self.heard
 
     def watch(self) -> None:
-        """Notice its end; a death, a long silence and an end without a single trial are failures of their own."""
+        """Detect its end; a crash, a long silence and an end without any trial are failures."""
         code = self.child.poll()
         silent = (time.monotonic() - self.heard) / 60
         self.listen()
@@ -76,7 +76,7 @@ class Process:
 def run(
     parts: Mapping[str, Entry], seed: int, minutes: float, trials: int, out: Path, show: Callable[[list[Process]], None], every: float = 1.0
 ) -> list[Outcome]:
-    """All outcomes of these parts; `show` is called every so many seconds. Ctrl-C ends the trials, not the report."""
+    """All outcomes of these parts; `show` is called regularly. Ctrl-C ends the trials, not the report."""
     out.mkdir(parents=True, exist_ok=True)
     beside = max(1, (os.cpu_count() or 1) // len(parts))
     processes = [
@@ -91,12 +91,12 @@ def run(
             for process in [process for process in processes if not process.ended]:
                 process.watch()
                 left = (limit - time.monotonic()) / 60
-                if process.broken and process.outcomes[1:] and left > 0:  # the next seeds still deserve their time
+                if process.broken and process.outcomes[1:] and left > 0:  # use the remaining time for the next seeds
                     number = sum(other.part == process.part for other in processes)
                     processes.append(_start(process.part, process.entry, process.outcomes[-1].seed + 1, left, trials, out, number))
             show(processes)
     except KeyboardInterrupt:
-        print("\nstopped; this is what was found so far", file=sys.stderr)
+        print("\nstopped; results so far", file=sys.stderr)
     finally:
         for process in processes:
             if not process.ended:

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY = 8 << 30  # bytes of address space: a request for more must end as an error, not take the machine with it
-BUSY = 60  # seconds of processor time after which a trial counts as hung: the slowest sound one takes about five
-HANG = 300.0  # seconds of any time, for one that waits; long, since a loaded machine may be slow to serve it
+MEMORY = 8 << 30  # bytes of address space: a larger request must raise an error, not exhaust the machine
+BUSY = 60  # seconds of processor time after which a trial counts as hung: the slowest valid one takes about five
+HANG = 300.0  # seconds of wall-clock time, for a trial that waits; long, since the machine may be busy
 GRACE = 3.0  # seconds in which helper processes may notice that their parent has ended
 
 
@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def trouble(self) -> str:
-        """What no trial may do, whatever it was asked; nothing where all is well."""
+        """What no trial may do, in words; empty if all is well."""
         if self.code is None or self.code == -signal.SIGXCPU:
             return "hang: no end after " + (f"{HANG:.0f} s" if self.code is None else f"{BUSY} s of work")
         if self.code < 0:
@@ -67,7 +67,7 @@ def _child(work: Callable[[], Any], folder: Path, out: int, err: int, answer: in
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (BUSY, BUSY + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        warnings.simplefilter("error")  # a warning of NumPy or PyTorch is no sentence for a user
+        warnings.simplefilter("error")  # a warning of NumPy or PyTorch is not meant for users
         for ours in (r"(shards|classes|anchored) uses", r"the source of .* cannot be read", r"the model has BatchNorm"):
             warnings.filterwarnings("ignore", ours)
         found = work()
@@ -117,7 +117,7 @@ def _alive(group: int) -> bool:
 
 
 def site(text: str) -> str:
-    """The error and the last line of the package in a traceback: what two failures of one cause have in common."""
+    """The error and the package's last line in a traceback, to recognise failures with the same cause."""
     error = next(
         (line for line in reversed(text.strip().splitlines()) if re.match(r"[\w.]+(Error|Exception|Warning|Exit|Interrupt)?\b", line)), "?"
     )

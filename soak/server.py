@@ -26,7 +26,7 @@ INSTALLED = "import sys; from mimicfl_command import main; sys.exit(main())"  # 
 
 
 def serve() -> int:
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # a signal for a new child must not arrive before the child is ready for it
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # a signal must not arrive before the new child can handle it
     torch.set_num_threads(1)
     gc.freeze()
     say = os.fdopen(os.dup(1), "w", encoding="utf-8")

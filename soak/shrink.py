@@ -1,4 +1,4 @@
-"""The smallest form of what fails: pieces are taken away as long as it fails in the same way."""
+"""Shrinks a failure: pieces are removed as long as it fails in the same way."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ SECONDS = 20.0  # for one failure
 
 
 def shrink(pieces: Sequence[T], fails: Callable[[list[T]], bool], seconds: float = SECONDS) -> list[T]:
-    """Drop pieces, halves first and then one by one, while `fails` still says yes."""
+    """Drop pieces, halves first and then one by one, while `fails` returns true."""
     left, limit, size = list(pieces), time.monotonic() + seconds, max(1, len(pieces) // 2)
     while left and time.monotonic() < limit:
         start, before = 0, len(left)

@@ -1,4 +1,4 @@
-"""What the soak found, as one table and a list of failures; on the screen and in Markdown."""
+"""The outcomes as one table and a list of failures, on the screen and in Markdown."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence

@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main(module: str, seed: str, seconds: str, trials: str, folder: str, outcomes: str) -> None:
-    """Run trials until the time is over or enough were made; 0 is no limit."""
+    """Run trials until the time or their number is reached; 0 means no limit."""
     limit = time.monotonic() + float(seconds) if float(seconds) else float("inf")
     most, done = int(trials) or sys.maxsize, 0
 
@@ -19,7 +19,7 @@ def main(module: str, seed: str, seconds: str, trials: str, folder: str, outcome
 
     place = Path(folder).resolve()
     place.mkdir(parents=True, exist_ok=True)
-    os.environ |= {"MIMICFL_CACHE": str(place / "cache"), "HOME": str(place)}  # nothing of the user's is read or written
+    os.environ |= {"MIMICFL_CACHE": str(place / "cache"), "HOME": str(place)}  # the user's files are neither read nor written
     part = importlib.import_module(module)
     with open(outcomes, "a", encoding="utf-8", errors="backslashreplace") as file:
         for outcome in part.trials(int(seed), enough, place):

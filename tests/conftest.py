@@ -1,4 +1,4 @@
-"""Small problems that the tests share, and what keeps one test from changing another."""
+"""Small problems that the tests share, and fixtures that isolate the tests from each other."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import sys
 import time
 import zlib
 
-os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that tests start, too: more threads than cores stall each other
+os.environ["OMP_NUM_THREADS"] = "1"  # also for programs that tests start: more threads than cores stall each other
 
 import numpy as np
 import pytest
@@ -19,14 +19,14 @@ from mimicfl.registry import NAMED_BY
 from mimicfl.toml import dumps
 
 torch.set_num_threads(1)
-# The same examples in every run, and no limit on how long one may take: a busy machine is no failure.
+# The same examples in every run, and no deadline: a busy machine is not a failure.
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
 
 
 @pytest.fixture
 def _as_before():
-    """After all else is undone: no plugin stays imported, PyTorch is set as it was."""
+    """Undone last: no plugin stays imported, and PyTorch's settings are restored."""
     plugins = _plugins()
     yield
     for name in _plugins() - plugins:
@@ -37,7 +37,7 @@ def _as_before():
 
 @pytest.fixture(autouse=True)
 def _isolated(_as_before, tmp_path_factory, monkeypatch):
-    """No test uses the user's caches, each draws the same numbers every time, and names that it registers are its own."""
+    """No test uses the user's caches; each draws the same numbers every time and unregisters its names."""
     monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.setenv("MIMICFL_ENGINE", "plain")  # what "auto" means here; the native engine has tests of its own
     torch.manual_seed(0)  # the tests' own draws; the package does not use this generator
@@ -50,7 +50,7 @@ def _plugins():
 
 
 def wait_until(condition, what):
-    """Poll until the condition holds, and return what it gave. The test's own timeout ends a wait that is in vain."""
+    """Poll until the condition holds, and return its value. The test's own timeout ends a wait in vain."""
     began = said = time.monotonic()
     while not (found := condition()):
         time.sleep(0.05)
@@ -61,7 +61,7 @@ def wait_until(condition, what):
 
 
 def forge(run, settings=None, rows=None):
-    """Edit a run folder and sign it again: checksums find damage, not forgery, so readers must bear whatever it then holds."""
+    """Edit a run folder and sign it again: checksums detect damage, not forgery, so readers must handle any content."""
     folder = RunFolder(run)
     held = {name: saved for name in ("checkpoint", "final") if (saved := folder.load(name))}
     (run / "config.toml").write_text(dumps({**folder.config, **(settings or {})}))
@@ -98,7 +98,7 @@ def digits():
 
 
 def run_on(engine: str, **given):
-    """A run that this engine really trained, and no other in its place."""
+    """A run that was really trained by this engine, not by a fallback."""
     told = []
     history = mf.simulate(**given, engine=engine, notice=told.append)
     assert told[0].startswith(f"engine {engine.partition(':')[0]}"), told
@@ -106,7 +106,7 @@ def run_on(engine: str, **given):
 
 
 def end_on(engine: str, **given) -> torch.Tensor:
-    """The last parameters of a run on this engine; workers want two threads."""
+    """The final parameters of a run on this engine; workers need two threads."""
     torch.set_num_threads(2 if engine == "workers" else 1)
     try:
         return run_on(engine, **given).params

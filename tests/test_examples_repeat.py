@@ -1,4 +1,4 @@
-"""What README and the examples show is the same every time, whatever state torch's own generator is in."""
+"""The README and the examples give the same results every time, whatever the state of torch's global generator."""
 
 import contextlib
 import io
@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def result(source, state):
-    """What a script prints and its final model, begun with torch's generator in this state."""
+    """What a script prints and its final model, started with torch's generator in this state."""
     torch.manual_seed(state)
     out, names = io.StringIO(), {"__name__": "__main__"}
     with contextlib.redirect_stdout(out):

@@ -1,4 +1,4 @@
-"""What is left behind, what is full, and how many files may be open."""
+"""Leftover files, full disks, and the limit on open files."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ from mimicfl.sweep import carry_out
 
 
 def test_temporary_files_of_a_killed_checkpoint_are_swept(tmp_path):
-    """The safetensors library writes to a file of its own first, and a kill leaves that behind."""
+    """safetensors first writes to a temporary file, which a kill leaves behind."""
     e = mf.Experiment(rounds=2, num_clients=6, epochs=1)
     mf.run(e, tmp_path)
     (tmp_path / "final.safetensors").unlink()
@@ -38,7 +38,7 @@ def test_unfinished_files_of_dead_processes_are_swept_and_others_kept(tmp_path):
 
 
 def test_memory_mapped_state_takes_its_room_when_it_is_made(tmp_path, monkeypatch):
-    """In a file with holes a full disk would end the process with a signal when a hole is written to."""
+    """On a full disk, writing to a hole of a sparse file would kill the process."""
 
     def full(descriptor, begin, size):
         raise OSError(28, "No space left on device")

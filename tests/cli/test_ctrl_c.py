@@ -37,7 +37,7 @@ def test_while_the_first_is_answered():
 
 
 def test_in_the_middle_of_training():
-    """A KeyboardInterrupt inside a backward pass can make PyTorch abort: the command ends at once instead."""
+    """A KeyboardInterrupt inside a backward pass can make PyTorch abort, so the command ends at once."""
     ended = pressing("""
 from mimicfl.engine.cohort import PlainCohort
 real = PlainCohort.train_one

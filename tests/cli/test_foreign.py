@@ -1,4 +1,4 @@
-"""Run folders from strangers: looking at them runs none of their code, damage is a sentence, and the terminal gets plain text."""
+"""Run folders from others: reading them runs none of their code, damage gives an error message, and the terminal gets plain text."""
 
 import contextlib
 import json
@@ -44,7 +44,7 @@ def settings(run, **changes):
     file = run / "config.toml"
     lines = [line for line in file.read_text().splitlines() if line.split(" = ")[0] not in changes]
     file.write_text("\n".join([*lines, *(f"{key} = {value}" for key, value in changes.items())]) + "\n")
-    with contextlib.suppress(UsageError):  # settings that nobody can read cannot be signed either
+    with contextlib.suppress(UsageError):  # unreadable settings cannot be signed either
         forge(run)
 
 

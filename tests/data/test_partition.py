@@ -27,7 +27,7 @@ def test_shards_are_single_class_equal_and_disjoint(y, clients, per_client, seed
         split = partition.shards(y, clients, per_client, seed)
     except mf.UsageError as error:
         assert "use fewer" in str(error)
-        reject()  # where all examples end here, nothing is tested, and Hypothesis says so
+        reject()  # if all examples end here, nothing is tested, and Hypothesis fails
     assert len(split) == clients
     assert disjoint(split)
     assert len({len(part) for part in split}) == 1

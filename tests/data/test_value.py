@@ -1,4 +1,4 @@
-"""Data is a value: it owns its arrays, its fields stay, edits in place are noticed, and its parts agree with each other."""
+"""Data is a value: it owns its arrays, its fields cannot be assigned, edits in place are detected, and its parts are consistent."""
 
 import copy
 import dataclasses
@@ -74,7 +74,7 @@ def test_a_refusal_says_how_to_make_another_and_that_works():
 
 EDITS = {
     "y_train": lambda data: data.y_train.fill_(0),
-    "x_train": lambda data: data.x_train.numpy().__setitem__((7, 2), 0.0),  # the last number, past torch's own counting of edits
+    "x_train": lambda data: data.x_train.numpy().__setitem__((7, 2), 0.0),  # the last number, unnoticed by torch's version counter
     "x_test": lambda data: data.x_test.mul_(2),
     "y_test": lambda data: data.y_test.numpy().fill(1),
     "ids": lambda data: data.ids.fill(0),

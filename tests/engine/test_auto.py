@@ -1,4 +1,4 @@
-"""What "auto" goes by: work counted in calls and arithmetic, a second look while it runs; and what a resumed run keeps."""
+"""How "auto" decides: work counted in calls and operations, one check of the estimate during the run; and what a resumed run keeps."""
 
 import numpy as np
 import pytest
@@ -54,7 +54,7 @@ def stopping(round):
 
 class TestCost:
     def test_counts_products(self, digits):
-        """Forward, and twice as much backward but for the inputs' gradient."""
+        """Forward, and twice as much backward, except for the gradient of the inputs."""
         run = run_of({**digits, "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10))})
         found = Cost.of(run)
         assert found.flops == (0, 2 * 2 * 64 * 10)
@@ -119,7 +119,7 @@ class TestSecondLook:
 
     @pytest.mark.parametrize("at", [0, 1, 2, 5])
     def test_and_an_interrupted_run_ends_bit_equal(self, digits, wrong, tmp_path, at):
-        """Stopped before the look, it looks in the same round; stopped after it, it continues on the engine it had."""
+        """Stopped before the check, it makes it in the same round; stopped after it, it keeps its engine."""
         whole = mf.simulate(**self.given(digits))
         with pytest.raises(Stop):
             mf.simulate(**self.given(digits), out=tmp_path, checkpoint_every=1, progress=stopping(at))

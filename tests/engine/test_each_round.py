@@ -95,9 +95,9 @@ def test_buffers_are_those_of_the_round(digits):
         (lambda now: {"test_loss": 1}, "'test_loss', which rows have already"),
         (lambda now: {"stopped": 1}, "'stopped', which rows have already"),
         (lambda now: {"run": 1}, "'run', which rows have already"),
-        (lambda now: {"x": [float("nan")]}, "give numbers, texts, or lists of them"),
+        (lambda now: {"x": [float("nan")]}, "give numbers, strings or lists of them"),
         (5, "each_round must be a function"),
-        (lambda now: {"model": now}, "give numbers, texts, or lists of them"),
+        (lambda now: {"model": now}, "give numbers, strings or lists of them"),
     ],
 )
 def test_mistakes(digits, found, words):

@@ -1,4 +1,4 @@
-"""Engines are used only where they were found equal to plain; whatever they raise on the way means that they cannot."""
+"""Engines are used only if they match plain; any error they raise while being prepared means that they cannot run the model."""
 
 import dataclasses
 
@@ -90,7 +90,7 @@ class TestLosses:
 
 
 class Centred(nn.Module):
-    """Subtracts the mean over the batch; without running statistics nothing else gives it away."""
+    """Subtracts the mean over the batch; it has no running statistics that would reveal it."""
 
     def __init__(self):
         super().__init__()
@@ -104,7 +104,7 @@ class Centred(nn.Module):
 class TestSamples:
     @pytest.mark.parametrize("engine", ["batched", "native"])
     def test_that_depend_on_their_batch_are_left_to_plain(self, digits, engine):
-        """Also where only batches of two are not full: a batch of one, filled up with itself, gives nothing away."""
+        """Also if only batches of two are not full: a batch of one, padded with itself, reveals nothing."""
         split = [np.arange(9), np.arange(9, 14), np.arange(14, 16), np.arange(16, 17)]
         given = {**digits, "model": Centred().double(), "split": split, "local": mf.LocalSGD(epochs=1, batch_size=4), "rounds": 2}
         told = []
@@ -127,7 +127,7 @@ class TestClients:
         assert set(run.clients.y[mixed_rows(run)].tolist()) == set(range(10))
 
     def test_are_compared_one_by_one(self):
-        """One wrong client among many, or one whose gradient is almost zero, moves the norm over all of them by nothing."""
+        """One wrong client among many, or one whose gradient is almost zero, does not change the norm over all of them."""
         true = torch.tensor([[1e3, 0.0], [1.0, 0.0], [1e-9, 0.0]])
         assert distances(true, true).tolist() == [0, 0, 0]
         wrong = true + torch.tensor([[0.0, 0.0], [0.0, 0.5], [0.0, 0.0]])
@@ -153,7 +153,7 @@ class TestClients:
             ref.check_training(Wrong(run.template, run.clients, run.loss))
 
     def test_layers_behind_zero_weights_are_seen(self, digits):
-        """At the first parameters the gradient of the hidden layer is zero, whatever the engine does there."""
+        """At the initial parameters the gradient of the hidden layer is zero, whatever the engine does there."""
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.Tanh(), nn.Linear(12, 10))
         nn.init.zeros_(model[3].weight)
         other = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 10))
@@ -164,7 +164,7 @@ class TestClients:
             ref.check_training(PlainCohort(other, ref.run.clients, ref.run.loss))
 
     def test_what_plain_cannot_tell_apart_is_not_refused(self, digits, monkeypatch):
-        """Plain moves with the rounding of its parameters: an engine that is as far off is no worse."""
+        """Plain changes when its parameters are perturbed by rounding: an engine with a similar difference is no worse."""
         ref = reference(digits)
         near = dataclasses.replace(ref.answers(0), g=ref.answers(0).g * 1.01)
         with pytest.raises(Unsupported, match="disagrees"):
@@ -174,7 +174,7 @@ class TestClients:
 
 
 class Exam(nn.Module):
-    """In evaluation mode it is another function, with a buffer in it."""
+    """In evaluation mode it is a different function, which uses a buffer."""
 
     def __init__(self):
         super().__init__()

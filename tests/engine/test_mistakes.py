@@ -45,7 +45,7 @@ class TestMistakes:
             ({"data": None}, "data must be a mimicfl Data"),
             ({"loss": lambda output, target: output}, "the loss does not fit"),
             ({"loss": "mse"}, "the loss does not fit"),
-            ({"local": mf.LocalSGD(lr=lambda t: "fast")}, "must give a number"),
+            ({"local": mf.LocalSGD(lr=lambda t: "fast")}, "must return a number"),
             ({"local": mf.LocalSGD(lr=lambda t: -1.0)}, "learning rate of round 0"),
             ({"model": nn.Linear(64, 10)}, "cannot take samples of shape"),
             ({"model": nn.Flatten()}, "no trainable parameters"),

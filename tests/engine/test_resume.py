@@ -100,8 +100,8 @@ def test_divergence_keeps_the_last_good_checkpoint(tmp_path):
     assert torch.isfinite(tensors["state.w"]).all()
 
 
-# A program that has imported everything, and forks a run for each line it reads: twenty starts would take minutes. A run waits
-# before it exceeds the round that the file ALLOWED names, so that it is never over before it is killed.
+# A program that has imported everything and forks a run for each line it reads: twenty starts would take minutes. A run waits at the
+# round named in the file ALLOWED, so that it never ends before it is killed.
 FORKING = """
 import os, pathlib, sys, time
 import mimicfl as mf
@@ -123,7 +123,7 @@ for line in sys.stdin:
 
 
 def test_sigkill_at_twenty_random_moments(tmp_path):
-    """A process killed from outside, twenty times over, is continued by the next and ends like one that never died."""
+    """A run killed twenty times and resumed each time ends bit-equal to an uninterrupted one."""
     chance = random.Random(0)
     killed, allowed = tmp_path / "killed", tmp_path / "allowed"
     command = [sys.executable, "-W", "ignore:shards uses", "-c", FORKING, str(killed), str(allowed)]

@@ -1,4 +1,4 @@
-"""One notion of "the same run": what shares a program, a folder or a mean is equal by value."""
+"""One definition of "the same run": runs that share a program, a folder or a mean are equal by value."""
 
 import dataclasses
 import shutil
@@ -32,7 +32,7 @@ def names():
 
 
 class Scaled(nn.Module):
-    """A factor that is not printed, and a frozen layer that is drawn by the seed."""
+    """A factor that is not in its repr, and a frozen layer drawn from the seed."""
 
     def __init__(self, by: float = 1.0):
         super().__init__()
@@ -81,7 +81,7 @@ def test_long_specs_keep_their_own_folders(tmp_path):
 
 
 class TestReports:
-    """What a report averages differs in the seed only, and no seed counts twice."""
+    """A report averages runs that differ only in the seed, and no seed counts twice."""
 
     def runs(self, tmp_path, digits, **changes):
         local = mf.LocalSGD(steps=1)

@@ -155,7 +155,7 @@ mf.simulate(mf.models.build("mlp", data), data, split, rounds=2, loss=endless, e
 
 
 def alive(process: int) -> bool:
-    """Does it run, or is it at most waiting to be buried?"""
+    """Is it running, and not just a zombie?"""
     try:
         with open(f"/proc/{process}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"

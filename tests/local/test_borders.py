@@ -1,4 +1,4 @@
-"""Values of the wrong kind are refused in a sentence, by whatever takes them: never a traceback, never a silent default."""
+"""Values of the wrong type are refused with one sentence everywhere: no traceback, no silent default."""
 
 import functools
 
@@ -25,7 +25,7 @@ class Unprintable:
         raise RuntimeError("no numbers")
 
 
-# Neither a number of any use, nor a name, nor an array: nothing below can mean anything by these.
+# Not a usable number, name or array: invalid for everything below.
 NOTHING = [float("nan"), 10**5000, b"", b"ab", {}, {"a": 1}, object(), Unprintable(), [[1], [1, 2]], 1j, np.array([None])]
 NOTHING += [torch.zeros(2, device="meta"), torch.zeros(2).to_sparse(), np.datetime64("2020-01-01")]
 

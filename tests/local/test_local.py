@@ -182,7 +182,7 @@ def test_rates():
         ("geometric:0.1,2", "decay"),
         ("geometrical:1,1", "did you mean"),
         ("geometric", "needs 'rate'"),
-        ([1], "a learning rate is"),
+        ([1], "a learning rate must be"),
     ],
 )
 def test_bad_rates_are_refused_in_words(rate, words):

@@ -1,4 +1,4 @@
-"""Accuracy is over targets that count: tokens, ignored positions, classes and clients."""
+"""Accuracy over the targets that count: tokens, ignored positions, classes and clients."""
 
 import functools
 
@@ -87,7 +87,7 @@ def test_classes_in_the_last_dimension_are_refused_for_what_they_are(tokens, los
 @pytest.mark.parametrize(
     ("outputs", "labels", "loss", "words"),
     [
-        (4, np.zeros((6, 4), int) + np.arange(4) % 2, F.multilabel_soft_margin_loss, "given as real numbers"),
+        (4, np.zeros((6, 4), int) + np.arange(4) % 2, F.multilabel_soft_margin_loss, "as real numbers"),
         (1, np.zeros(6, int), None, "at least two"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The search for runs is bounded, and enters no hidden folder, no link and no run."""
+"""The search for runs is bounded and skips hidden folders, links and the inside of runs."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A part of the soak that misbehaves, for the tests of the runner: by its first seed it fails, dies, hangs or does nothing."""
+"""A misbehaving part of the soak for the runner's tests: depending on its first seed it fails, dies, hangs or does nothing."""
 
 import os
 import time

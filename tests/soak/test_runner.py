@@ -1,4 +1,4 @@
-"""The runner of the soak: whatever a part does, it ends in a table."""
+"""The runner of the soak: whatever a part does, the result is a table."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A short slice of every part of the soak, always the same trials."""
+"""A few trials of every part of the soak, always the same."""
 
 import pytest
 

@@ -47,7 +47,7 @@ def test_a_planted_library_is_replaced(mode):
 
 
 def test_a_sound_library_that_others_can_write_is_replaced():
-    """Right content now says nothing about the moment of loading."""
+    """Valid content now does not guarantee valid content when it is loaded."""
     target = build.library(SOURCE)
     target.chmod(0o722)
     assert build.load(SOURCE).answer() == 1
@@ -64,7 +64,7 @@ def test_a_library_of_another_owner_is_replaced(monkeypatch):
         return os.stat_result([*info[:4], info.st_uid + 1, *info[5:]]) if stat.S_ISREG(info.st_mode) else info
 
     monkeypatch.setattr(os, "fstat", fstat)
-    keep = target.open("rb")  # its inode is not used again while it is open
+    keep = target.open("rb")  # its inode is not reused while it is open
     assert build.load(SOURCE).answer() == 1
     assert target.stat().st_ino != made
     keep.close()
@@ -180,7 +180,7 @@ exec sleep 1000
 
 
 def wait_until(happened):
-    """Wait for an event of another process; the limit only ends a test that would hang."""
+    """Wait for an event of another process; the limit only ends a hanging test."""
     limit = time.monotonic() + 120
     while not happened():
         assert time.monotonic() < limit, "it never happened"

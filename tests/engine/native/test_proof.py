@@ -1,4 +1,4 @@
-"""Native is used only where it is provably equal: losses, modes, inputs, shared and unused parameters, and true reasons."""
+"""Native is used only if it passes the checks: losses, modes, inputs, shared and unused parameters; and the reasons given are true."""
 
 import copy
 
@@ -73,7 +73,7 @@ class TestLosses:
 
     @pytest.mark.parametrize("last", [0, 1, 2, 3])
     def test_the_loss_is_probed_with_every_class(self, last, monkeypatch):
-        """One class that the loss ignores is found wherever its samples are."""
+        """An ignored class is found wherever its samples are."""
         monkeypatch.setattr(cohort, "loss_name", lambda loss, data: "cross-entropy")
         data = problem((6,), 4, n=400)
         data = mf.Data(data.x_train, torch.where(torch.arange(400) == 391, last, (last + 1) % 4), data.x_test, data.y_test)
@@ -112,7 +112,7 @@ class TestModes:
 
     @pytest.mark.parametrize("training", [True, False])
     def test_numbers_are_compared_in_both_modes(self, training, monkeypatch):
-        """Also where tracing is fooled: here it sees one mode only."""
+        """Even if tracing is misled and sees only one mode."""
         monkeypatch.setattr(cohort, "trace", lambda model, shape: trace(nn.Sequential(model.a, *[model.b] * (not training)), shape))
         with pytest.raises(Unsupported, match="outputs in evaluation mode" if training else "loss|gradient"):
             native(Modes("relu"), problem((6,), 4))
@@ -153,7 +153,7 @@ class TestModes:
 
 
 def mixed_data():
-    """uint8 for training and floats for testing, behind the back of `Data`."""
+    """uint8 for training and floats for testing, bypassing the checks of `Data`."""
     x, y = torch.randint(0, 256, (30, 1, 6, 6), dtype=torch.uint8), torch.arange(30) % 4
     data = mf.Data(x, y, x, y)
     object.__setattr__(data, "x_test", x.float() / 255)
@@ -225,7 +225,7 @@ def tied_convolutions():
 
 @pytest.mark.parametrize("make", [Unused, Twice, tied, tied_convolutions])
 def test_shared_and_unused_parameters_equal_plain(make, digits):
-    """All that acts on a parameter without a gradient included: shift, proximal term, decay, momentum."""
+    """Including everything that acts on a parameter without a gradient: shift, proximal term, decay, momentum."""
     torch.manual_seed(3)
     given = {**digits, "model": make(), "availability": "static:0.5,warm_start=true", "rounds": 3, "local": LOCAL}
     for algorithm in ("scaffold", "fedprox:mu=0.5"):
@@ -357,7 +357,7 @@ def test_whatever_fails_in_preparing_means_unsupported(where, fault, meaning, mo
 
 @pytest.mark.parametrize("rest", [[nn.ReLU()], [nn.MaxPool2d(2)], [nn.ReLU(), nn.MaxPool2d(2)], [nn.MaxPool2d(2, 1), nn.ReLU()]])
 def test_numbers_that_overflow_are_seen(rest):
-    """inf - inf is NaN in the first layer; a ReLU or a pool that swallowed it would let a diverged run look sound."""
+    """inf - inf is NaN in the first layer; a ReLU or pooling that dropped it would hide a diverged run."""
     model = nn.Sequential(nn.Conv2d(2, 3, 1), *rest, nn.Flatten())
     model.append(nn.Linear(model(torch.zeros(1, 2, 4, 4)).shape[1], 4))
     program = Program(model, problem((2, 4, 4), 4), as_loss("cross-entropy"), QUICK)
