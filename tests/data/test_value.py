@@ -6,6 +6,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import mimicfl as mf
 
@@ -167,3 +168,44 @@ def test_class_counts_of_labels_with_positions_count_positions():
     for wrong in (-1, -100):
         with pytest.raises(mf.UsageError, match=r"negative label|no class"):
             mf.Data(torch.zeros(3, 3), torch.full((3, 3), wrong), torch.zeros(3, 3), torch.full((3, 3), wrong))
+
+
+class InPlace(nn.Module):
+    """Writes to its input, unless told otherwise."""
+
+    def __init__(self, writes):
+        super().__init__()
+        self.writes, self.last = writes, nn.Linear(4, 2)
+
+    def forward(self, x):
+        if self.writes:
+            x -= 0.5
+            return self.last(x)
+        return self.last(x - 0.5)
+
+
+def careless(output, target):
+    """Labels 0 and 1 made -1 and 1, and outputs between 0 and 1, both in place."""
+    value = nn.functional.cross_entropy(output, target.clone())
+    target[target == 0] = -1
+    with torch.no_grad():
+        output.mul_(0).sub_(1)
+    return value
+
+
+@pytest.mark.parametrize("engine", ["plain", "workers", "batched"])
+def test_models_and_losses_that_write_to_what_they_are_given_change_no_data(engine):
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randn(80, 4, generator=drawn)
+    y = (x.sum(dim=1) > 0).long()
+    ends = []
+    for writes in (False, True):
+        data = mf.Data(x, y, x[:30], y[:30], loss=careless if writes else None)
+        torch.manual_seed(0)
+        local = mf.LocalSGD(steps=2, batch_size=8, lr=0.1)
+        split = mf.partition.iid(y, 4)
+        ends.append(mf.simulate(InPlace(writes), data, split, "fedavg", rounds=3, local=local, engine=engine if writes else "plain"))
+        data.check_unchanged()
+    assert ends[0].rows[-1]["test_loss"] == pytest.approx(ends[1].rows[-1]["test_loss"], rel=1e-5)
+    assert ends[0].rows[-1]["test_accuracy"] == ends[1].rows[-1]["test_accuracy"] > 0.5
+    assert ends[0].client_accuracy == ends[1].client_accuracy

@@ -40,4 +40,4 @@ class Holdout:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for x, y in zip(self.x.split(self.slice_size), self.y.split(self.slice_size), strict=True):
-            yield self.data.inputs(x, self.dtype), y
+            yield self.data.inputs(x.clone(), self.dtype), y.clone()  # a model or a loss may write to what it is given

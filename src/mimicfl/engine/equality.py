@@ -38,7 +38,7 @@ class Reference:
 
     def __init__(self, run: Run, plain: PlainCohort) -> None:
         self.run, self.plain = run, plain
-        self.quiet = without_dropout(run.template, run.data.inputs(run.clients.x[:2], run.clients.dtype))
+        self.quiet = without_dropout(run.template, run.data.inputs(run.clients.x[:2].clone(), run.clients.dtype))
         # Every engine draws dropout differently, so they are compared without it.
         self.trains = plain if self.quiet is None else PlainCohort(self.quiet, run.clients, run.loss)
         exact, kind = run.clients.dtype == torch.float64, "cpu" if run.device.type == "cpu" else run.precision

@@ -4,7 +4,9 @@ The same fingerprint decides which runs may share a program, which folder belong
 which runs a report may average.
 """
 
+import functools
 import inspect
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -16,7 +18,7 @@ from ..fingerprint import Fingerprint, digest
 from ..params import flatten
 from ..registry import Registry, describe, parse
 from . import source
-from .values import ADDRESS, SIMPLE, Values
+from .values import ADDRESS, SIMPLE, Values, weights_of
 
 if TYPE_CHECKING:
     from .run import Run
@@ -26,7 +28,7 @@ def fingerprint(run: "Run", rounds: int) -> Fingerprint:
     """The fingerprint of the run's first `rounds` rounds."""
     available = run.available[:rounds]
     busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
-    values, shape = Values(), Values(weights=False)
+    values, shape = Values(), Values(by_shape=weights_of(run.template))
     common = {
         "weighting": values.of(run.weighting),
         "model": [ADDRESS.sub("", str(run.template)), shape.of(run.template), _tied(run.template)],
@@ -49,9 +51,11 @@ def fingerprint(run: "Run", rounds: int) -> Fingerprint:
         "callback": None if run.each_round is None else _callback(run.each_round, values),
         "diagnosis": None if run.watch is None else values.of(run.watch.plan),
     }
+    made_data = _made_by(DATASETS, run.config, "dataset", values)
+    follows = ("seed", "num_clients", "ids") if made_data else ("seed", "num_clients")  # the ids of such data follow the seed as well
     experiment = {
-        "data": _made_by(DATASETS, run.config, "dataset", values) or own["data"],
-        "split": _made_by(PARTITIONS, run.config, "partition", values) or run.partition or own["split"],
+        "data": made_data or own["data"],
+        "split": _made_by(PARTITIONS, run.config, "partition", values, follows) or run.partition or own["split"],
         "availability": values.of(run.pattern),
         "rates": [values.of(run.local_lr), values.of(run.global_lr)],
     }
@@ -65,16 +69,21 @@ def _tied(model: nn.Module) -> list[int]:
     return [first.setdefault(id(p), k) for k, (_, p) in enumerate(model.named_parameters(remove_duplicate=False))]
 
 
-def _made_by(registry: Registry[Any], config: dict[str, Any], setting: str, values: Values) -> Any:
+def _made_by(
+    registry: Registry[Any], config: dict[str, Any], setting: str, values: Values, follows: Collection[str] = ("seed", "num_clients")
+) -> Any:
     """The factory of a part that is drawn from the seed; None if the part itself must be compared."""
     factory = registry.factories.get(parse(str(config.get(setting, "")))[0]) if "source" not in config else None
-    if factory is None or not {"seed", "num_clients"} & set(inspect.signature(factory).parameters):
+    if factory is None or not set(follows) & set(inspect.signature(factory).parameters):
         return None
     return [config[setting], values.of(factory)]
 
 
 def _callback(function: Any, values: Values) -> Any:
     """A callback by its code and the plain values it holds; lists and objects that it fills do not count."""
+    if isinstance(function, functools.partial):
+        given = [*function.args, *function.keywords.values()]
+        return [_callback(function.func, values), values.of([each for each in given if isinstance(each, SIMPLE)])]
     inner = getattr(function, "__func__", function)
     if not inspect.isfunction(inner):
         return values.of(type(function))

@@ -116,6 +116,8 @@ def together(
     the deadline stopped, nothing."""
     waiting = [run for run in runs if run.t < run.rounds]
     ends: dict[Run, History | Diverged] = {run: run.history() for run in runs if run not in waiting}
+    for run in waiting:
+        _ = run.fingerprint  # as of now: objects of the user's may change while they are used
     if waiting:
         cohort, why = pick(engine, waiting, notice)
         if notice:

@@ -1,10 +1,13 @@
 """The source code of the user's functions, if it is what really runs."""
 
+import argparse
 import ast
+import dis
 import functools
 import hashlib
 import inspect
 import linecache
+import random
 import sys
 import sysconfig
 import textwrap
@@ -13,10 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 LIBRARIES = {"mimicfl", "torch", "numpy", "builtins", *sys.stdlib_module_names}
 INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, Tensor, np.ndarray, np.generic)
+SETTINGS = (list, tuple, dict, set, frozenset, argparse.Namespace, types.SimpleNamespace, functools.partial, types.MethodType)
+RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+CODE = (type, types.FunctionType, type(functools.cache(len)))
+VALUES = (*PLAIN, *SETTINGS, *RANDOM, nn.Module)
 
 
 def is_custom(thing: Any) -> bool:
@@ -101,22 +111,27 @@ def held_by(function: types.FunctionType) -> list[Any]:
 
 
 def globals_used(function: types.FunctionType) -> dict[str, Any]:
-    """Globals that a function's result may depend on: numbers, strings, arrays and other code of the user."""
+    """Globals that a function's result may depend on: values, and other code of the user."""
     names: dict[str, None] = {}
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
-        names |= dict.fromkeys(code.co_names)
+        names |= dict.fromkeys(_globals_of(code))
         waiting += [each for each in code.co_consts if isinstance(each, types.CodeType)]
     outside = {name: function.__globals__[name] for name in names if name in function.__globals__}
     return {name: value for name, value in outside.items() if _matters(value)}
 
 
+@functools.lru_cache(maxsize=1024)
+def _globals_of(code: types.CodeType) -> list[str]:
+    """Not all of `co_names`: attributes are named there as well."""
+    return [str(each.argval) for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")]
+
+
 def _matters(value: Any) -> bool:
-    if isinstance(value, (type, types.FunctionType)):
-        return is_custom(value)
+    """Values and settings do, in whatever they are kept, and the user's own objects. Other objects of libraries (a log, a file) do not."""
     if isinstance(value, types.ModuleType):
         return of_module(value) != value.__name__
-    if isinstance(value, (list, dict, set)):
-        return all(isinstance(each, (bool, int, float, str, type(None))) for each in (value.values() if isinstance(value, dict) else value))
-    return isinstance(value, (bool, int, float, complex, str, bytes, type(None), tuple, Tensor, np.ndarray, np.generic))
+    if isinstance(value, CODE):
+        return is_custom(value)
+    return isinstance(value, VALUES) or is_custom(type(value))

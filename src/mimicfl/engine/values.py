@@ -1,17 +1,18 @@
-"""Any Python object as plain lists and strings that depend only on its value: the same in every process.
+"""Any Python object as a hash that depends only on its value: the same in every process.
 
-Tensors and arrays are given by dtype, shape and a hash of their bytes; objects by their class and attributes; the user's functions and
+Tensors and arrays are given by dtype, shape and bytes; objects by their class and attributes; the user's functions and
 classes by their source code and that of the user's functions they call. Code of libraries is given by its name.
 """
 
 import functools
 import hashlib
 import inspect
-import json
 import logging
+import random
 import re
 import types
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,108 +20,133 @@ import torch
 from torch import Tensor, nn
 
 from ..data.dataset import Data
+from ..fingerprint import digest
 from . import source
 
-DEEPEST = 16  # levels of nested objects; below that only the class counts
+DEEPEST = 60  # levels of nested objects; below that only the class counts
 SIMPLE = (bool, int, float, complex, str, bytes, np.generic, types.NoneType)
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 USUAL = {*vars(nn.Module()), "training"}  # attributes that every module has
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def hashed(raw: np.ndarray) -> str:
     return hashlib.blake2b(np.ascontiguousarray(raw).reshape(-1).view(np.uint8).data, digest_size=8).hexdigest()
 
 
+def weights_of(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]
+
+
 class Values:
-    """Turns objects into values. `unreadable` collects the names of functions whose source could not be used."""
+    """Turns objects into hashes. `unreadable` collects the names of functions whose source text could not be used.
 
-    def __init__(self, weights: bool = True) -> None:
-        self.weights = weights  # False: parameters and buffers of modules count by shape only
+    Tensors in `by_shape` count by their type and shape only.
+    """
+
+    def __init__(self, by_shape: Collection[Tensor] = ()) -> None:
+        self.by_shape = {id(tensor): tensor for tensor in by_shape}
         self.unreadable: set[str] = set()
-        self._inside: set[int] = set()  # functions and classes in progress: they may refer to each other
+        self._known: dict[int, tuple[Any, str]] = {}  # objects seen so far and their hashes; kept alive, so that no id is used twice
 
-    def of(self, thing: Any, depth: int = 0) -> Any:
+    def of(self, thing: Any, depth: int = 0) -> str:
         kind = thing if isinstance(thing, type) else type(thing)
-        try:
-            return self._of(thing, kind.__qualname__, depth)
-        except Exception:  # tensors without memory, objects that forbid inspection: only the class is known
-            return kind.__qualname__
-
-    def _of(self, thing: Any, named: str, depth: int) -> Any:
         if isinstance(thing, SIMPLE):
-            return [named, repr(thing.item())] if isinstance(thing, np.generic) else repr(thing)
+            return f"{kind.__qualname__} {thing.item()!r}" if isinstance(thing, np.generic) else repr(thing)
+        if depth == 0:
+            self._known.clear()
+        if depth >= DEEPEST:
+            return kind.__qualname__
+        if id(thing) not in self._known:
+            self._known[id(thing)] = thing, f"level {depth}"  # where it refers to itself
+            try:
+                value = digest(self._of(thing, kind.__qualname__, functools.partial(self.of, depth=depth + 1)))
+            except Exception:  # tensors without memory, objects that forbid inspection: only the class is known
+                value = kind.__qualname__
+            self._known[id(thing)] = thing, value
+        return self._known[id(thing)][1]
+
+    def _of(self, thing: Any, named: str, within: Callable[[Any], str]) -> Any:
         if isinstance(thing, Tensor):
             data = thing.detach().cpu().contiguous()
+            if id(thing) in self.by_shape:
+                return [str(data.dtype), list(data.shape), thing.requires_grad]
             return [str(data.dtype), list(data.shape), thing.requires_grad, hashed(data.reshape(-1).view(torch.uint8).numpy())]
         if isinstance(thing, np.ndarray) and thing.dtype != object:
             return [str(thing.dtype), list(thing.shape), hashed(thing)]
         if isinstance(thing, Data):
             return [thing.checksum(), thing.facts()]
-        if depth >= DEEPEST:
-            return named
-        within = functools.partial(self.of, depth=depth + 1)
         for kinds, describe in self._ways(within):
             if isinstance(thing, kinds):
                 return [named, describe(thing)]
-        return [named, self._class(type(thing), within), *self._held(thing, within)]
+        return [named, within(type(thing)), *self._held(thing, within)]
 
-    def _ways(self, within: Callable[[Any], Any]) -> list[tuple[Any, Callable[[Any], Any]]]:
-        """How objects that are not plain values are described, by type."""
+    def _ways(self, within: Callable[[Any], str]) -> list[tuple[Any, Callable[[Any], Any]]]:
+        """How objects that are more than their attributes are described, by type."""
         return [
             (type, lambda it: self._class(it, within)),
             (types.ModuleType, lambda it: source.of_module(it)),
             (np.ndarray, lambda it: within(it.tolist())),
-            ((list, tuple), lambda it: [self._class(type(it), within), *map(within, it)]),
-            ((set, frozenset), lambda it: sorted(json.dumps(within(each)) for each in it)),
-            (Mapping, lambda it: [[within(key), within(value)] for key, value in it.items()]),
+            ((list, tuple), lambda it: [*self._container(it, within), *map(within, it)]),
+            ((set, frozenset), lambda it: [*self._container(it, within), *sorted(map(within, it))]),
+            (Mapping, lambda it: [*self._container(it, within), [[within(key), within(value)] for key, value in it.items()]]),
             (functools.partial, lambda it: [within(it.func), within(it.args), within(it.keywords)]),
+            (property, lambda it: [within(it.fget), within(it.fset), within(it.fdel)]),
+            ((staticmethod, classmethod), lambda it: within(it.__func__)),
             (types.MethodType, lambda it: [within(it.__func__), within(it.__self__)]),
             (types.FunctionType, lambda it: self._function(it, within)),
             (types.BuiltinFunctionType, lambda it: [it.__qualname__, within(it.__self__)]),
+            (random.Random, lambda it: within(it.getstate())),
+            (np.random.Generator, lambda it: within(it.bit_generator.state)),
+            (np.random.RandomState, lambda it: within(it.get_state(legacy=False))),
+            (torch.Generator, lambda it: within(it.get_state())),
             (logging.Logger, lambda it: it.name),
+            (weakref.ref, lambda it: None),
             (nn.Module, lambda it: self._module(it, within)),
         ]
 
-    def _held(self, thing: Any, within: Callable[[Any], Any]) -> list[Any]:
+    def _container(self, thing: Any, within: Callable[[Any], str]) -> list[Any]:
+        """What a container of a class of its own has besides its contents."""
+        return [within(type(thing)), within(getattr(thing, "__dict__", None))] if type(thing).__module__ != "builtins" else []
+
+    def _held(self, thing: Any, within: Callable[[Any], str]) -> list[Any]:
         """An object's attributes; for an object without any (a path, a date, a range), its repr."""
         slots = {key: getattr(thing, key) for base in type(thing).__mro__ for key in getattr(base, "__slots__", ()) if hasattr(thing, key)}
-        held = vars(thing) if hasattr(thing, "__dict__") else {}
+        held = _attributes(thing)
         return [ADDRESS.sub("", repr(thing)) if not held and not slots else "", within(held), within(slots)]
 
-    def _module(self, module: nn.Module, within: Callable[[Any], Any]) -> list[Any]:
-        """A module's code, settings, weights and hooks. Private attributes count only if they are plain values; others are caches."""
-        plain = {key: value for key, value in vars(module).items() if key not in USUAL}
-        own = {key: value for key, value in plain.items() if not key.startswith("_") or isinstance(value, (*SIMPLE, tuple))}
-        hooks = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    def _module(self, module: nn.Module, within: Callable[[Any], str]) -> list[Any]:
+        """A module's code, settings, weights and hooks. Private attributes of library classes count only if they are plain values."""
+        custom = source.is_custom(type(module))
+        plain = {key: value for key, value in _attributes(module).items() if key not in USUAL}
+        own = {key: value for key, value in plain.items() if custom or not key.startswith("_") or isinstance(value, (*SIMPLE, tuple))}
+        hooks = [list(getattr(module, name).values()) for name in HOOKS]
         tensors = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-        weights = [[name, within(p) if self.weights else [str(p.dtype), list(p.shape), p.requires_grad]] for name, p in tensors]
-        children = [[name, within(child)] for name, child in module.named_children()]
-        return [self._class(type(module), within), within(own), within(hooks), weights, children]
+        named = [[name, within(each)] for name, each in (*tensors, *module.named_children())]
+        return [within(type(module)), within(own), within(hooks), named]
 
-    def _class(self, kind: type, within: Callable[[Any], Any]) -> Any:
-        """The code and constants of a user's class and its bases."""
-        if not source.is_custom(kind) or id(kind) in self._inside:
+    def _class(self, kind: type, within: Callable[[Any], str]) -> Any:
+        """The code and constants of your own class, its bases and its metaclass."""
+        if not source.is_custom(kind):
             return kind.__qualname__
-        self._inside.add(id(kind))
-        try:
-            body = {key: value for key, value in vars(kind).items() if _counts(key, value)}
-            return [kind.__qualname__, [self._class(base, within) for base in kind.__bases__], within(body)]
-        finally:
-            self._inside.discard(id(kind))
+        body = {key: value for key, value in vars(kind).items() if _counts(key, value)}
+        return [kind.__qualname__, [within(base) for base in (*kind.__bases__, type(kind))], within(body)]
 
-    def _function(self, function: types.FunctionType, within: Callable[[Any], Any]) -> Any:
-        """A user's function by its code and the values it holds; a library's by its name and the values it holds."""
+    def _function(self, function: types.FunctionType, within: Callable[[Any], str]) -> Any:
+        """A function of yours by what it does and holds, of a library by its name and what it holds."""
         values = [function.__qualname__, *map(within, (function.__defaults__, function.__kwdefaults__, source.held_by(function)))]
-        if not source.is_custom(function) or id(function) in self._inside:
+        if not source.is_custom(function):
             return values
-        self._inside.add(id(function))
-        try:
-            text, readable = source.of_code(function.__code__)
-            if not readable:
-                self.unreadable.add(function.__qualname__)
-            return [*values, text, within(source.globals_used(function))]
-        finally:
-            self._inside.discard(id(function))
+        text, readable = source.of_code(function.__code__)
+        if not readable:
+            self.unreadable.add(function.__qualname__)
+        return [*values, within(vars(function)), text, within(source.globals_used(function))]
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """Without what `cached_property` keeps: it follows from the others, and is there only after the first use."""
+    found = getattr(thing, "__dict__", {})
+    return {key: value for key, value in found.items() if not isinstance(getattr(type(thing), key, None), functools.cached_property)}
 
 
 USUAL_OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__slots__")

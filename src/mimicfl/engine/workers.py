@@ -137,7 +137,7 @@ def takes_channels_last(module: nn.Module, clients: Clients) -> bool:
     quiet = copy.deepcopy(module)  # a trial must not move the buffers
     with torch.random.fork_rng(devices=[]):
         try:
-            quiet(*channels_last(quiet, (clients.data.inputs(clients.x[:2], clients.dtype),)))
+            quiet(*channels_last(quiet, (clients.data.inputs(clients.x[:2].clone(), clients.dtype),)))
         except Exception:  # whatever it says
             return False
     return True

@@ -64,8 +64,9 @@ def score(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> Sco
 
 
 def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> list[Score]:
-    """Scores of several models from their outputs [r, n, ...]; synchronises with a GPU once, not once per number."""
-    values = torch.stack([loss(output, targets) for output in outputs]).tolist()
+    """What the outputs [r, n, ...] of several models are worth; a GPU is waited for once, not once per number."""
+    # Copies, since a loss may write to what it is given.
+    values = torch.stack([loss(output.clone(), targets.clone()) for output in outputs]).tolist()
     if targets.is_floating_point():
         return [Score(value, None, [], None) for value in values]
     keep = counted(targets, loss)

@@ -61,7 +61,7 @@ def quick_layers(module: nn.Module, clients: Clients) -> Layers | None:
     try:
         with preparing():
             with torch.no_grad(), torch.random.fork_rng(devices=[]), seen:
-                module(clients.data.inputs(clients.x[:2], clients.dtype))
+                module(clients.data.inputs(clients.x[:2].clone(), clients.dtype))
             shapes = list(dict.fromkeys(seen.shapes))
             return Layers(shapes) if 0 < len(shapes) <= MOST_SHAPES else None
     except Unsupported:  # the model then trains without them
