@@ -41,7 +41,8 @@ def named(partitioner: Callable[P, Split]) -> Callable[P, Split]:
         given.apply_defaults()
         usual = {key: p.default for key, p in inspect.signature(partitioner).parameters.items()}
         chosen = {key: value for key, value in given.arguments.items() if key not in ("labels", "num_clients", "seed")}
-        options = [f"{key}={value}" for k, (key, value) in enumerate(chosen.items()) if k == 0 or value != usual[key]]  # the main one always
+        # The main option always, the others if they are not at their default.
+        options = [f"{key}={value}" for k, (key, value) in enumerate(chosen.items()) if k == 0 or value != usual[key]]
         split.spec = ":".join(filter(None, (partitioner.__name__, ",".join(options))))
         return split
 
