@@ -1,6 +1,7 @@
 """What a value is hashed by: all that it can do, and nothing that changes from process to process."""
 
 import argparse
+import copy
 import functools
 import importlib.util
 import random
@@ -88,6 +89,15 @@ def test_what_a_cached_property_keeps_makes_no_difference():
     fresh, used = Kept(), Kept()
     assert used.much
     assert Values().of(fresh) == Values().of(used)
+
+
+class OwnLSTM(nn.LSTM):
+    """Copying it changes the order of its attributes."""
+
+
+def test_a_copy_is_equal():
+    layer = OwnLSTM(3, 3)
+    assert Values().of(copy.deepcopy(layer)) == Values().of(layer)
 
 
 def test_code_and_objects_that_refer_to_each_other_take_no_longer_than_they_are_many(users):

@@ -144,9 +144,12 @@ class Values:
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
-    """Without what `cached_property` keeps: it follows from the others, and is there only after the first use."""
-    found = getattr(thing, "__dict__", {})
-    return {key: value for key, value in found.items() if not isinstance(getattr(type(thing), key, None), functools.cached_property)}
+    """In order of their names, since a copy may hold them in another order than the original.
+
+    Without what `cached_property` keeps: it follows from the others, and is there only after the first use.
+    """
+    found = sorted(getattr(thing, "__dict__", {}).items(), key=lambda item: str(item[0]))
+    return {key: value for key, value in found if not isinstance(getattr(type(thing), key, None), functools.cached_property)}
 
 
 USUAL_OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__slots__")
