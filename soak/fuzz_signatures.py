@@ -328,7 +328,7 @@ CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: fun
     "register": (
         ["mf.register"],
         {
-            "name": (["'mine'"], ["''", "3", "None", "'a b'", "'auto'", "'fedavg'", "b'x'", "'a/b'"]),
+            "name": (["'mine'"], ["''", "3", "None", "'a b'", "'auto'", "b'x'", "'a/b'"]),
             "factory": (["mf.FedAvg", "type('Own', (mf.FedAvg,), {})"], ["3", "'x'"]),
         },
         ("name", "factory"),

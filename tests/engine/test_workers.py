@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from mimicfl.engine.workers import WorkersCohort
 from mimicfl.local.losses import as_loss
 from mimicfl.metrics.store import RunFolder
 
+from ..conftest import end_on
 from .cohorts import MODELS, Viewing, asks_of, assert_same, problem
 
 
@@ -161,3 +163,44 @@ def alive(process: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
+
+
+class NormalisedImages(nn.Module):
+    """PyTorch's backward pass of a GroupNorm that is applied to channels-last images writes through a null pointer."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.conv, self.head = nn.GroupNorm(2, 2), nn.Conv2d(2, 5, 3, padding=1), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.conv(self.norm(x)).flatten(2).logsumexp(2))
+
+
+def images():
+    x, y = torch.randn(20, 2, 7, 5), torch.arange(20) % 3
+    split = [np.arange(4), np.arange(4, 9), np.arange(9, 20)]
+    return {"model": NormalisedImages().double(), "data": mf.Data(x, y, x, y), "split": split, "local": mf.LocalSGD(lr=0.05), "rounds": 2}
+
+
+def test_a_layout_in_which_pytorch_crashes_is_not_used():
+    given = images()
+    assert torch.allclose(end_on("workers", **given), end_on("plain", **given), rtol=1e-9, atol=1e-12)
+
+
+def test_workers_that_crash_are_left_to_plain(monkeypatch):
+    """Whatever fails while an engine is prepared means that it cannot run; only a kill from outside suggests a lack of memory."""
+    given, parent, real = images(), os.getpid(), PlainCohort.train_one
+    wanted = end_on("plain", **given)
+
+    def crash(cohort, ask, row):
+        if os.getpid() != parent:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return real(cohort, ask, row)
+
+    monkeypatch.setattr(PlainCohort, "train_one", crash)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    told = []
+    ours = mf.simulate(**given, engine="workers", notice=told.append).params
+    assert told[0].startswith("engine plain")
+    assert "SIGSEGV" in told[0]
+    assert torch.allclose(ours, wanted, rtol=1e-9, atol=1e-12)

@@ -63,9 +63,7 @@ class WorkersCohort:
         answers = [Shared(ask) for ask in asks]
         read, write = os.pipe()
         said, saying = os.pipe()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children never use theirs
-            children = [self._fork(asks, jobs, answers, (read, write), (said, saying)) for _ in range(self.processes(len(jobs)))]
+        children = [self._fork(asks, jobs, answers, (read, write), (said, saying)) for _ in range(self.processes(len(jobs)))]
         os.close(read)
         os.close(saying)
         with os.fdopen(write, "wb") as pipe:
@@ -75,8 +73,10 @@ class WorkersCohort:
         died = [status for status in (os.waitpid(child, 0)[1] for child in children) if status]
         if trouble:
             raise RuntimeError(f"a worker process failed:\n{trouble}")
-        if died:
+        if any(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL for status in died):
             raise MemoryError("a worker process was killed, most likely for want of memory: use fewer threads or smaller numbers")
+        if died:
+            raise RuntimeError(f"a worker process crashed ({_ended(died[0])})")
         return [answer.collected() for answer in answers]
 
     def processes(self, jobs: int) -> int:
@@ -91,7 +91,7 @@ class WorkersCohort:
         self, asks: Sequence[Ask], jobs: list[tuple[int, int]], answers: "list[Shared]", work: tuple[int, int], words: tuple[int, int]
     ) -> int:
         parent = os.getpid()
-        child = os.fork()
+        child = fork()
         if child:
             return child
         status = 1
@@ -117,6 +117,17 @@ def end_with(parent: int) -> None:
         os._exit(1)
 
 
+def fork() -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # forking beside threads: the children never use theirs
+        return os.fork()
+
+
+def _ended(status: int) -> str:
+    """How a process ended, in words."""
+    return signal.Signals(os.WTERMSIG(status)).name if os.WIFSIGNALED(status) else f"exit code {os.waitstatus_to_exitcode(status)}"
+
+
 def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Images with the channels innermost, for which the CPU's convolutions are about a tenth faster."""
     x = inputs[0]
@@ -134,13 +145,17 @@ def takes_channels_last(module: nn.Module, clients: Clients) -> bool:
     """Are there convolutions of images, and does the model read them in any layout? (`x.view(len(x), -1)` does not.)"""
     if clients.x.ndim != 4 or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
         return False
-    quiet = copy.deepcopy(module)  # a trial must not move the buffers
-    with torch.random.fork_rng(devices=[]):
-        try:
-            quiet(*channels_last(quiet, (clients.data.inputs(clients.x[:2].clone(), clients.dtype),)))
-        except Exception:  # whatever it says
-            return False
-    return True
+    inputs = channels_last(module, (clients.data.inputs(clients.x[:2].clone(), clients.dtype),))
+    child = fork()  # PyTorch's backward pass crashes on some layers in this layout, such as a GroupNorm of the images themselves
+    if child:
+        return os.waitpid(child, 0)[1] == 0
+    status = 1
+    try:
+        torch.set_num_threads(1)
+        module(*inputs).sum().backward()
+        status = 0
+    finally:
+        os._exit(status)
 
 
 class Shared:
