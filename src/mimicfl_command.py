@@ -8,10 +8,11 @@ def main() -> int:
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where the caller has Ctrl-C ignored
     if heard:
         signal.signal(signal.SIGINT, _stop)
+    from mimicfl.cli import interrupt
     from mimicfl.cli.main import main as command
 
     if heard:
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # from here on the command says how to go on
+        signal.signal(signal.SIGINT, interrupt.stop)  # from here on the command says how to go on
     try:
         return command()
     except KeyboardInterrupt:  # a second Ctrl-C while the first is being handled

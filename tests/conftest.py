@@ -75,7 +75,9 @@ def forge(run, settings=None, rows=None):
     (run / "rows.jsonl").write_text("".join(lines))
     folder._crc = crc
     for name, (tensors, facts) in held.items():
-        folder.save(name, tensors, **{key: value for key, value in facts.items() if key not in ("format", "crc32", "rows", "config")})
+        folder.save(
+            name, tensors, **{key: value for key, value in facts.items() if key not in ("format", "crc32", "rows", "config", "lengths")}
+        )
     folder.close()
 
 

@@ -52,6 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """Write to the yielded path; at the end it is flushed to disk and takes the place of `path` in one step."""
     with explained(path):
         partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+        _unfinished.add(partial)
         try:
             yield partial
             flush(partial)
@@ -59,6 +60,16 @@ def replacing(path: Path) -> Iterator[Path]:
             flush(path.parent)  # the new name must also survive a power failure
         finally:
             partial.unlink(missing_ok=True)
+            _unfinished.discard(partial)
+
+
+_unfinished: set[Path] = set()  # files that this process is writing
+
+
+def drop_unfinished() -> None:
+    """Remove what this process was writing, before it ends in the middle of it."""
+    for partial in list(_unfinished):
+        partial.unlink(missing_ok=True)
 
 
 def flush(path: Path) -> None:

@@ -18,6 +18,8 @@ def without_nul(what: str, text: str) -> str:
     """The text, if it can be part of a path: system calls raise a bare ValueError for the character NUL."""
     if "\0" in text:
         raise UsageError(f"{what} must not contain the character NUL, got {text!r}; remove it")
+    if any("\ud800" <= c <= "\udfff" for c in text):  # bytes of the command line that are not UTF-8
+        raise UsageError(f"{what} must be valid UTF-8, got {text!r}; rename the file or remove the character")
     return text
 
 

@@ -221,3 +221,9 @@ def test_status_without_records_says_how_to_give_them(capsys):
     assert "no records folder here" in captured.err
     assert "--records DIR" in captured.err
     assert captured.out == ""
+
+
+def test_bytes_that_are_no_text_are_refused(capsys):
+    """As Python decodes an argument that is not UTF-8."""
+    assert call("run", "--data-path", "\udcff", *SMALL.split()) == 2
+    assert "UTF-8" in capsys.readouterr().err

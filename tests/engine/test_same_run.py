@@ -236,9 +236,11 @@ class TestFilesOfOneRun:
             except mf.UsageError as error:
                 assert "damaged" in str(error) or "belong" in str(error)
 
-    def test_an_edited_setting_is_noticed(self, two):
+    @pytest.mark.parametrize(("old", "new"), [("num_clients = 6", "num_clients = 7"), ("rounds = 2", "rounds = 6")])
+    def test_an_edited_setting_is_noticed(self, two, old, new):
         text = (two[0] / "config.toml").read_text()
-        (two[0] / "config.toml").write_text(text.replace("num_clients = 6", "num_clients = 7"))
+        assert old in text
+        (two[0] / "config.toml").write_text(text.replace(old, new))
         with pytest.raises(mf.UsageError, match=r"config\.toml does not belong"):
             mf.read(two[0])
 

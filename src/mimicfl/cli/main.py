@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from .._version import __version__
 from ..errors import UsageError
 from ..text import without_nul
-from . import federation, look, paper, theory, train
+from . import federation, interrupt, look, paper, theory, train
 from .console import console, notice, say
-from .interrupt import advice, calm
 from .options import Parser, add_settings
 
 
@@ -188,8 +187,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = console()
         words = [without_nul("an argument", word) for word in (sys.argv[1:] if arguments is None else arguments)]
         parsed = parser().parse_args(words)
-        with calm(parsed):
-            parsed.call(parsed, output)
+        interrupt.current = parsed
+        parsed.call(parsed, output)
         sys.stdout.flush()
     except (UsageError, OSError) as error:
         return _fail(str(error))
@@ -199,7 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail("the input is nested too deeply; use fewer nested brackets")
     except KeyboardInterrupt:
         print(file=sys.stderr)
-        say(advice(parsed))
+        say(interrupt.advice(parsed))
         return 130
     return 0
 

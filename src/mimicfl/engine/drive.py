@@ -30,8 +30,7 @@ def drive(runs: Sequence[Run], cohort: Cohort, watch: Watch | None = None, deadl
             now = fitting(live, cohort.room)
             asked = [(run, run.ask()) for run in now]  # w_t and the task go to S_t
             busy = [(run, ask) for run, ask in asked if ask is not None]
-            with _training():
-                trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
+            trained = cohort.train([ask for _, ask in busy]) if busy else []  # LocalTrain(w_t) on every active client
             answers = dict(zip([run for run, _ in busy], trained, strict=True))
             for run, _ in busy:
                 run.engine = cohort.label  # lanes may have become fewer, for want of memory
@@ -127,21 +126,3 @@ def exact(precision: str = "fp32") -> Iterator[None]:
             yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-
-
-_busy = 0  # calls of `Cohort.train` in progress
-
-
-def in_training() -> bool:
-    """Are clients being trained now? If so, no file is being written."""
-    return _busy > 0
-
-
-@contextmanager
-def _training() -> Iterator[None]:
-    global _busy
-    _busy += 1
-    try:
-        yield
-    finally:
-        _busy -= 1

@@ -114,7 +114,8 @@ class RunFolder:
 
     def check_config(self, facts: dict[str, str]) -> None:
         """Refuse settings that the checkpoint or result was not made with."""
-        if facts.get("round", "0") != "0" and facts.get("config", settings_digest(self.config)) != settings_digest(self.config):
+        pairs = [("config", settings_digest(self.config))] + [("lengths", lengths_digest(self.config))] * self.finished
+        if facts.get("round", "0") != "0" and any(facts.get(key, digest_) != digest_ for key, digest_ in pairs):
             raise UsageError(
                 f"{self.path / 'config.toml'} does not belong to this run: it was edited or is from another folder; restore the original"
             )
@@ -191,6 +192,7 @@ class RunFolder:
                 flush(self.path / "rows.jsonl")
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
         own = {"format": FORMAT, "crc32": _checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
+        own["lengths"] = lengths_digest(self.config)
         write_tensors(self.path / f"{name}.safetensors", flat, own | facts)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
@@ -283,6 +285,10 @@ if hasattr(os, "register_at_fork"):  # a forked child would hold the lock even a
 def settings_digest(config: dict[str, Any]) -> str:
     """A hash of the settings that a result depends on, without the run's length, which may grow."""
     return digest(sorted((key, repr(value)) for key, value in config.items() if key not in (*BESIDE_THE_POINT, *LENGTHS)))
+
+
+def lengths_digest(config: dict[str, Any]) -> str:
+    return digest([config.get(key) for key in LENGTHS])
 
 
 def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:

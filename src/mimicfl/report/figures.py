@@ -20,6 +20,7 @@ INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
 HEIGHT, LINE = 4.6, 0.19  # inches: of the curves, and of a line of the legend below them
 MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels, and letters of a label, that leave the curves visible
 ABREAST, HANDLE = 118, 10  # letters in a line of the legend, and the room of a piece of line beside its label
+LONGEST_NAME = 80  # characters of a name in a picture; the page has all of it
 
 
 def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", heading: str = "") -> Figure:
@@ -116,9 +117,11 @@ def render(figure: Figure, target: Path | BinaryIO, kind: str, dpi: int) -> None
     """Draw a picture, without warnings about characters that the font lacks: the page shows the name."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # of very long names
         figure.savefig(target, format=kind, dpi=dpi)
 
 
 def literal(text: str) -> str:
     """Text that matplotlib shows literally: a pair of dollar signs would start a formula."""
-    return visible(text).replace("$", r"\$")
+    shown = visible(text)
+    return (shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…").replace("$", r"\$")
