@@ -62,6 +62,7 @@ class Keeper:
         unpack(run.state, tensors, folder.path)
         run.buffers = {name: tensors[f"buffer.{name}"].to(run.device) for name in run.buffers}
         if run.watch:
+            run.watch.population.passes = int(facts.get("passes", 0))
             run.watch.kept = {k.removeprefix("watch."): v.to(run.device) for k, v in tensors.items() if k.startswith("watch.")}
         run.recount()
         folder.settle(self.config)  # all is well: only now is anything changed
@@ -118,7 +119,7 @@ class Keeper:
 
     def _facts(self) -> dict[str, str]:
         run = self.run
-        how = {"engine": run.engine, "threads": str(run.threads)}
+        how = {"engine": run.engine, "threads": str(run.threads)} | ({"passes": str(run.watch.population.passes)} if run.watch else {})
         return {"round": str(run.t), "run": run.fingerprint.to_json(), "rounds": str(run.planned), **how}
 
     def last_good(self) -> str:
