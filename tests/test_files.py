@@ -108,6 +108,7 @@ def test_dirichlet_counts_before_it_builds():
         lambda: mf.compare(mf.Experiment(rounds=1), seeds=torch.tensor(2)),
         lambda: mf.compare(mf.Experiment(rounds=1), algorithms=torch.tensor(2)),
         lambda: mf.Experiment(data_path="\udcff"),
+        lambda: mf.compare(mf.Experiment(rounds=1), out="a" * 5000),
         lambda: mf.read("a" * 5000),
         lambda: mf.read(2.5),
         lambda: mf.frame(3),

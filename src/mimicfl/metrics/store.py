@@ -56,9 +56,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = as_folder(path)
-        with explained_reading(self.path):
-            known = (self.path / "config.toml").is_file()
-        if not known:
+        if not (self.path / "config.toml").is_file():
             raise UsageError(f"{self.path} is not a run folder: it has no config.toml")
         try:
             self.config: dict[str, Any] = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
@@ -219,6 +217,8 @@ def as_folder(path: Any) -> Path:
     """A folder given by the user, as a path."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
         raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
+    with explained_reading(Path(text)):
+        (Path(text) / "config.toml").exists()  # a name that is too long, or a folder that must not be entered
     return Path(text)
 
 
@@ -311,9 +311,7 @@ def find_runs(paths: list[str | Path]) -> list[RunFolder]:
     """The run folders at or below these paths, in order."""
     found: dict[Path, RunFolder] = {}
     for path in map(as_folder, paths):
-        with explained_reading(path):
-            exists = path.exists()
-        if not exists:
+        if not path.exists():
             raise UsageError(f"{path} does not exist")
         below = config_files(path)
         if not below:
