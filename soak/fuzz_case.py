@@ -42,11 +42,12 @@ class Line:
         last = {option[0].partition("=")[0]: option for option in self.options}
         found = [" ".join(option) for option in self.claims if option in (last.get(option[0]), last.get(option[0].partition("=")[0]))]
         file_used = any(option == ("settings.toml",) for option in self.options) and self.encoding is not None
+        content = self.files.get("settings.toml", b"")  # which may have been damaged
         given = {name.lstrip("-").replace("-", "_") for name in last}
         found += [
             f"{text} in the file"
             for text, times in self.in_file
-            if file_used and self.lines.count(text) >= times and not _wins(given, text)
+            if file_used and self.lines.count(text) >= times and _bytes(text) in content and not _wins(given, text)
         ]
         return "; ".join(found)
 
@@ -71,3 +72,7 @@ def _wins(given: set[str], text: str) -> bool:
         "plugins": "plugin",
     }.get(name)
     return name in given or pair in given
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")

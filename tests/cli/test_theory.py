@@ -184,7 +184,7 @@ def test_weighted_runs_are_drawn_without_bounds(capsys):
     [
         ("theory show {}/paper", "was not diagnosed: run it in a new folder with --diagnose every=10"),
         ("theory check {}/nowhere", "does not exist"),
-        ("theory check {}/python", "made from Python objects, which its folder does not hold: give --L and --K"),
+        ("theory check {}/python", "made from Python objects, which its folder does not hold"),
         ("theory check {}/mimic --tau-max 2", "tau_max=2 is smaller than the largest gap of the run, 9: give at least that"),
         ("theory check {}/mimic --L -1 --K 1", "the smoothness L must be more than 0, got -1.0"),
         ("theory check {}/mimic --L nan --K 1", "the smoothness L must be a number, got nan"),
