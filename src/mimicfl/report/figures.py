@@ -20,7 +20,7 @@ INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
 HEIGHT, LINE = 4.6, 0.19  # inches: of the curves, and of a line of the legend below them
 MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels, and letters of a label, that leave the curves visible
 ABREAST, HANDLE = 118, 10  # letters in a line of the legend, and the room of a piece of line beside its label
-LONGEST_NAME = 80  # characters of a name in a picture; the page has all of it
+LONGEST_NAME = 160  # characters of a name in a picture; the page has all of it
 
 
 def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", heading: str = "") -> Figure:
