@@ -100,7 +100,7 @@ def settings(rng: Random, base: dict[str, str]) -> tuple[list[str], list[tuple[s
         lines.insert(rng.randrange(len(lines) + 1), wrong[0][0])
     elif 0.7 <= way < 0.78:
         lines.insert(rng.randrange(len(lines) + 1), rng.choice(BROKEN))
-    elif 0.78 <= way < 0.82:
+    elif 0.78 <= way < 0.82 and lines:
         wrong = [(rng.choice(lines), 2)]
         lines.append(wrong[0][0])
     return lines, wrong
