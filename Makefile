@@ -2,13 +2,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test soak lint docs clean
+.PHONY: demo test quick soak lint docs site dist clean
 
 demo: .venv/ready
 	$(BIN)/mimicfl demo
 
 test: .venv/ready-dev
 	$(BIN)/python -m pytest -n 2
+
+# The fast tests, for every save.
+quick: .venv/ready-dev
+	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 # Random tests of the whole package, for a few minutes or longer: make soak MINUTES=30
 MINUTES ?= 3
@@ -25,6 +29,29 @@ lint: .venv/ready-dev
 docs: .venv/ready-dev
 	$(BIN)/python docs/make.py
 
+# The documentation site in build/site; a broken link or a page outside the navigation is an error.
+site: .venv/ready-site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
+	@echo "open build/site/index.html"
+
+# Source distribution and wheel, checked, then installed into an empty environment, where the demo runs. The tools have an environment of
+# their own, because they need newer versions of what Flower pins.
+dist: build/dist-tools/ready
+	rm -rf dist build/lib build/bdist* build/dist-try
+	build/dist-tools/bin/python -m build --outdir dist .
+	build/dist-tools/bin/python -m twine check --strict dist/*
+	build/dist-tools/bin/python .ci/check_dist.py dist
+	build/dist-tools/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m venv build/dist-try
+	build/dist-try/bin/python -I -m pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd build/dist-try && unset PYTHONPATH && bin/mimicfl --version && bin/mimicfl demo --out demo && test -s demo/report.html
+	@echo "dist is ready:" && ls dist
+
+build/dist-tools/ready: constraints.txt
+	$(PYTHON) -m venv build/dist-tools
+	build/dist-tools/bin/python -m pip install --quiet --disable-pip-version-check build twine check-jsonschema
+	touch $@
+
 .venv/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "mimicfl needs Python 3.11 or newer; run: make PYTHON=python3.11 ...")'
 	$(PYTHON) -m venv .venv
@@ -35,6 +62,10 @@ docs: .venv/ready-dev
 
 .venv/ready-dev: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@ .venv/ready .venv/ready-site
+
+.venv/ready-site: pyproject.toml constraints.txt | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[site]'
 	touch $@ .venv/ready
 
 clean:

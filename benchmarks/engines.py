@@ -1,4 +1,4 @@
-"""The engines on the workloads that matter, from an empty cache: `mimicfl bench` once for each.
+"""Benchmarks the engines on typical workloads, starting with an empty compile cache: runs `mimicfl bench` once per workload.
 
 python benchmarks/engines.py
 """
@@ -16,5 +16,5 @@ WORKLOADS = [
 ]
 
 with tempfile.TemporaryDirectory() as folder:
-    os.environ["MIMICFL_CACHE"] = folder  # so that the compile is a first one
+    os.environ["MIMICFL_CACHE"] = folder  # an empty cache, so that the first compile is included
     sys.exit(max(main(["bench", *options]) for options in WORKLOADS))

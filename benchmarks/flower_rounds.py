@@ -1,11 +1,10 @@
-"""Our round loop beside Flower's own, on a real SuperLink and three SuperNodes on loopback: seconds and bytes a round.
+"""Compares our round loop with Flower's, on a real SuperLink and three SuperNodes on loopback: seconds and bytes per round.
 
     python benchmarks/flower_rounds.py [--rounds 3] [--blocks 6] [--size 44426]        # about five minutes
 
-Clients train next to nothing, so a round costs what the machinery costs: polling, processes, the network. Within one run the two
-loops take turns, a few rounds each, with the same nodes, so that whatever else the machine does falls on both. Both must have
-counted all three clients in every round. Bytes are counted by the strategy (numbers in arrays) and by Flower (all that passed the
-SuperLink).
+Clients do almost no training, so the time of a round is the overhead: polling, processes and the network. In one run the two loops
+alternate, a few rounds each, on the same nodes, so that other load on the machine affects both. Both must receive updates from all three
+clients in every round. Bytes are counted by the strategy (numbers in arrays) and by Flower (all traffic through the SuperLink).
 """
 
 import argparse
@@ -94,17 +93,16 @@ def main(grid, context):
 
 
 def traffic(network: Network) -> dict[str, tuple[int, int]]:
-    """Bytes in and out of the SuperLink, by run, as Flower counts them."""
-    _, text = network.flwr("list", "loop", "--format", "json")
-    runs = json.loads(text[text.index("{") :])["runs"]
-    return {run["run-id"]: (run["network-traffic"]["inbound-bytes"], run["network-traffic"]["outbound-bytes"]) for run in runs}
+    """Return the bytes in and out of the SuperLink per run, as Flower counts them."""
+    kinds = ("inbound-bytes", "outbound-bytes")
+    return {run["run-id"]: tuple(run["network-traffic"][kind] for kind in kinds) for run in network.runs()}
 
 
 def measure(network: Network, app: Path, order: list[str], rounds: int, size: int, out: Path) -> tuple[list[dict], list[float]]:
-    """Run these blocks; returns them, and the bytes that went in and out of the SuperLink."""
+    """Run these blocks; return their results and the bytes in and out of the SuperLink."""
     before = set(traffic(network))
     network.run_app(app, order=",".join(order), rounds=rounds, size=size, out=str(out))
-    wait_until(out.exists, 120 + 60 * rounds * len(order), f"{len(order)} blocks of {rounds} rounds")
+    wait_until(out.exists, f"{len(order)} blocks of {rounds} rounds")
     time.sleep(1)
     blocks = json.loads(out.read_text())
     for block in blocks:
@@ -115,9 +113,9 @@ def measure(network: Network, app: Path, order: list[str], rounds: int, size: in
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3, help="rounds of a block")
-    parser.add_argument("--blocks", type=int, default=6, help="blocks of each loop")
-    parser.add_argument("--size", type=int, default=44426, help="numbers in the model (default: LeNet's)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds per block")
+    parser.add_argument("--blocks", type=int, default=6, help="blocks per loop")
+    parser.add_argument("--size", type=int, default=44426, help="number of parameters (default: LeNet's)")
     options = parser.parse_args()
     order = [loop for k in range(options.blocks) for loop in (("flower", "mimicfl") if k % 2 == 0 else ("mimicfl", "flower"))]
     with tempfile.TemporaryDirectory() as folder, Network(Path(folder) / "net") as network:
@@ -130,18 +128,18 @@ def main() -> None:
             network.supernode(k, NODES)
         sent = {loop: measure(network, app, [loop], 2, options.size, Path(folder) / f"{loop}.json")[1] for loop in ("flower", "mimicfl")}
         blocks, _ = measure(network, app, order, options.rounds, options.size, Path(folder) / "both.json")
-    print(f"{NODES} SuperNodes, {options.size} float32, {options.blocks} blocks of {options.rounds} rounds each, in turns")
+    print(f"{NODES} SuperNodes, {options.size} float32, {options.blocks} blocks of {options.rounds} rounds each, alternating")
     medians = {}
     for loop in ("flower", "mimicfl"):
         seconds = [b - a for block in blocks if block["loop"] == loop for a, b in itertools.pairwise(block["ticks"])]
         print(f"  {loop:8}", " ".join(f"{s:.1f}" for s in seconds))
         medians[loop] = statistics.median(seconds)
-        spread = f"median {medians[loop]:.2f} s a round (lowest {min(seconds):.2f}, highest {max(seconds):.2f}, n = {len(seconds)})"
-        print(f"           {spread}; through the SuperLink {sent[loop][0]:,.0f} bytes in, {sent[loop][1]:,.0f} out a round")
+        spread = f"median {medians[loop]:.2f} s per round (lowest {min(seconds):.2f}, highest {max(seconds):.2f}, n = {len(seconds)})"
+        print(f"           {spread}; through the SuperLink {sent[loop][0]:,.0f} bytes in, {sent[loop][1]:,.0f} out per round")
     vectors = NODES * 4 * options.size
     [up, down] = [count / options.rounds for count in next(b for b in blocks if b["loop"] == "mimicfl")["rows"][-1]]
-    print(f"  mimicfl / flower {medians['mimicfl'] / medians['flower']:.2f}; counted {up:,.0f} bytes up, {down:,.0f} down a round")
-    assert up == down == vectors, f"MimiC's own count is {vectors}"
+    print(f"  mimicfl / flower {medians['mimicfl'] / medians['flower']:.2f}; counted {up:,.0f} bytes up, {down:,.0f} down per round")
+    assert up == down == vectors, f"expected {vectors} bytes up and down, got {up} and {down}"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What fewer bits do to the accuracy, without a GPU: the same runs with the operands of every product rounded as TF32 and bfloat16 would.
+"""Measures the effect of TF32 and bfloat16 on the accuracy without a GPU, by rounding the operands of every product as these formats do.
 
     python benchmarks/precision.py --seeds 3 --uploads 100
 
-`fp32 again` is full float32 by another engine: rounding in another order is enough to send a run another way, and what the short
-formats do is to be judged by that. Products are summed in float32, as on a GPU; with bf16 their results are rounded, too.
+`fp32 again` is full float32 on another engine. A different rounding order alone changes a run, so this is the baseline for the effect of
+the short formats. Products are summed in float32, as on a GPU; with bf16 their results are rounded as well.
 """
 
 import argparse
@@ -19,16 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mimicfl.config import Experiment
+from mimicfl.experiments.execute import run
 from mimicfl.paper.studies import STUDIES
-from mimicfl.runner import run
+from mimicfl.settings import Experiment
 
 PRODUCTS = {torch.conv2d, nn.functional.conv2d, nn.functional.linear}
 Round = Callable[[Tensor], Tensor]
 
 
 def tf32(x: Tensor) -> Tensor:
-    """Ten bits of mantissa instead of 23."""
+    """Round to ten bits of mantissa instead of 23."""
     return ((x.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
@@ -37,7 +37,7 @@ def bf16(x: Tensor) -> Tensor:
 
 
 class Rounded(TorchFunctionMode):
-    """Products, forward and backward, see their operands rounded."""
+    """Rounds the operands of products in the forward and backward pass."""
 
     def __init__(self, shorten: Round, results: bool) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class ShortenGradient(torch.autograd.Function):
         return ctx.shorten(dy), None
 
 
-KINDS: dict[str, tuple[str, Rounded | None]] = {  # what it is called -> engine, and what is rounded
+KINDS: dict[str, tuple[str, Rounded | None]] = {  # name -> engine, rounding
     "fp32": ("native", None),
     "fp32 again": ("plain", None),
     "tf32": ("plain", Rounded(tf32, results=False)),
@@ -82,7 +82,7 @@ KINDS: dict[str, tuple[str, Rounded | None]] = {  # what it is called -> engine,
 
 
 def accuracy(job: tuple[str, Experiment]) -> float:
-    """Test accuracy after the last round, in percent."""
+    """Return the test accuracy after the last round, in percent."""
     kind, experiment = job
     engine, rounded = KINDS[kind]
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The picture of docs/flower.md: who sends what to whom, in a round without trouble and in one with it.
+"""The picture of docs/flower.md: the messages of a round without failures and of a round with a killed and a late client.
 
 python docs/flow.py        # writes docs/pictures/flower.png
 """
@@ -43,7 +43,7 @@ class Flow:
         for k, client in enumerate(clients):
             self.arrow("SuperLink", client, y + 0.25 + 0.3 * k, DOWN)
 
-    def answer(self, y: float, client: str, text: str, color: str = UP) -> None:
+    def reply(self, y: float, client: str, text: str, color: str = UP) -> None:
         self.arrow(client, "SuperLink", y, color, text)
         self.arrow("SuperLink", "server app", y + 0.25, color)
 
@@ -60,31 +60,31 @@ class Flow:
 
 def draw() -> Figure:
     flow, three = Flow(19.6), ["client 0", "client 1", "client 2"]
-    flow.note(0.9, "who are you?\n(once a node)")
+    flow.note(0.9, "query client ids\n(once per node)")
     flow.send(0.6, "hello", three)
     for k, client in enumerate(three):
-        flow.answer(1.9 + 0.4 * k, client, "client-id" if k == 2 else "")
+        flow.reply(1.9 + 0.4 * k, client, "client-id" if k == 2 else "")
     flow.band(3.3, 8.4)
     flow.note(3.9, "round t")
     flow.send(3.7, "w, rate", three)
     for k, client in enumerate(three):
-        flow.answer(5.3 + 0.55 * k, client, "update g" if k == 0 else "")
+        flow.reply(5.3 + 0.55 * k, client, "update g" if k == 0 else "")
     flow.note(7.5, "check the updates,\naggregate, save\ncheckpoint and row")
     flow.band(8.8, 16.6)
     flow.note(9.4, "round t + 1")
     flow.send(9.2, "w, rate", three)
-    flow.answer(10.7, "client 0", "update g")
+    flow.reply(10.7, "client 0", "update g")
     flow.until("client 1", 11.2)
     flow.cross("client 1", 11.2, "killed")
     flow.alive["client 1"] = 12.2
     flow.arrow("client 1", "SuperLink", 12.2, QUIET, "new node", style="--")
     flow.send(12.6, "hello", ["client 1"])
-    flow.answer(13.3, "client 1", "client-id")
-    flow.note(13.6, "back under another\nnode id: its letter will\nnot be answered")
-    flow.note(15.3, "deadline, or enough\nanswers: close with\nclient 0 alone", BAD)
-    flow.answer(17.2, "client 2", "late: refused, or counted in the round it comes in", BAD)
+    flow.reply(13.3, "client 1", "client-id")
+    flow.note(13.6, "reconnects under a\nnew node id: the old\nmessage has no reply")
+    flow.note(15.3, "deadline, or enough\nreplies: the round closes\nwith client 0 only", BAD)
+    flow.reply(17.2, "client 2", "late: refused, or counted when it arrives", BAD)
     flow.note(17.4, "round t + 2")
-    flow.note(18.6, "only idle clients\nare asked", INK)
+    flow.note(18.6, "only idle clients\nreceive messages", INK)
     flow.send(18.3, "w, rate", three)
     for lane in LANES:
         flow.until(lane, 19.5)

@@ -1,4 +1,4 @@
-"""First run: five algorithms on the embedded digits while clients drop out.
+"""A first run: five algorithms on the embedded digits while clients drop out.
 
 python examples/first_run.py [uploads]
 """

@@ -1,4 +1,6 @@
-"""Own availability: one method that returns who is there when. Here: phones that charge at night, in three time zones.
+"""A custom availability pattern: phones that charge at night, in three time zones.
+
+A pattern is a class with one method, `draw`, that returns a bool array [rounds, clients].
 
 python examples/own_availability.py
 mimicfl availability show time-zones:3 --plugin examples/own_availability.py --rounds 96

@@ -1,6 +1,6 @@
-"""Own model, data and loss: anything that is an nn.Module, arrays, and a function of (output, target).
+"""Your own model, data and loss: any nn.Module, any arrays, and any function of (output, target).
 
-Under a name each, model and data work in settings and on the command line as well; for `simulate` they need none.
+`mf.simulate` takes them as objects. Registered under a name, the model and the data also work in settings and on the command line.
 
 python examples/own_model_and_data.py
 mimicfl run --plugin examples/own_model_and_data.py --dataset sensors --partition natural --model gated:8 --rounds 40
@@ -15,7 +15,7 @@ import mimicfl as mf
 
 @mf.datasets.register("sensors")
 def sensors() -> mf.Data:
-    """Twelve sensors, each of which sees the world with a bias of its own."""
+    """Twelve sensors, each with its own bias."""
     rng = np.random.default_rng(0)
     sensor = np.repeat(np.arange(12), 50)
     x = rng.normal(size=(600, 6)) + 0.5 * rng.normal(size=(12, 6))[sensor]
@@ -26,13 +26,14 @@ def sensors() -> mf.Data:
 
 @mf.models.register("gated")
 class Gated(nn.Module):
-    def __init__(self, data: mf.Data, width: int = 16) -> None:  # whatever is called `data` is the run's; `gated:8` has width 8
+    def __init__(self, data: mf.Data, width: int = 16) -> None:  # `data` is the run's data; `gated:8` has width 8
         super().__init__()
         inputs = data.x_train.shape[1]
         self.value, self.gate, self.head = nn.Linear(inputs, width), nn.Linear(inputs, width), nn.Linear(width, data.num_classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.value(x) * torch.sigmoid(self.gate(x)))
+        output: torch.Tensor = self.head(self.value(x) * torch.sigmoid(self.gate(x)))
+        return output
 
 
 def smoothed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -41,7 +42,7 @@ def smoothed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 if __name__ == "__main__":
     data = sensors()
-    torch.manual_seed(0)  # for the initial weights; everything else follows from simulate's seed
+    torch.manual_seed(0)  # fixes the initial weights; the seed of simulate fixes everything else
     history = mf.simulate(
         model=Gated(data),
         data=data,
@@ -53,5 +54,6 @@ if __name__ == "__main__":
         loss=smoothed,
     )
     trained = history.model()
-    print(f"accuracy {100 * history.rows[-1]['test_accuracy']:.1f} %, worst client {100 * min(history.client_accuracy):.1f} %")
+    worst = min(accuracy for accuracy in history.client_accuracy if accuracy is not None)
+    print(f"accuracy {100 * history.rows[-1]['test_accuracy']:.1f} %, worst client {100 * worst:.1f} %")
     print(f"{sum(p.numel() for p in trained.parameters())} parameters, {history.rows[-1]['bytes_up'] / 1e3:.0f} kB sent up")

@@ -1,1 +1,1 @@
-"""The soak: hours of random use, looking for tracebacks, hangs, lost runs and silent differences. `make soak` runs it."""
+"""The soak test: random use of the whole package, to find tracebacks, hangs, lost runs and wrong results. `make soak` runs it."""

@@ -1,4 +1,4 @@
-"""`python -m soak`: random tests of the whole package, and one table of the outcomes."""
+"""`python -m soak`: run random tests of the whole package and print a table of the outcomes."""
 
 import argparse
 import sys
@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class Progress:
-    """One line per part: rewritten on a terminal, printed twice a minute elsewhere."""
+    """Shows one line per part: updated in place on a terminal, printed twice per minute elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.live, self.printed = console, Live(console=console, transient=True), time.monotonic()

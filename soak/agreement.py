@@ -1,10 +1,10 @@
-"""Do two runs of the same problem agree, up to rounding?
+"""Checks that two runs of the same problem agree up to rounding.
 
-Two engines add up the same numbers in another order, so they differ by rounding, which training amplifies. The difference of the final
-parameters is compared with how far these moved: 1e-9 of it in float64, 3e-4 in float32, 1e-3 on a GPU. Usual differences are a hundred
-times smaller, and those of a wrong term a hundred times larger. Some networks amplify rounding by far more (a norm over values that are all
-but equal, a maximum of two that are), so a difference counts only if it also exceeds 20 times what plain itself shows when the initial
-parameters change by their rounding. Accuracies may differ by as many samples as have outputs that are all but tied.
+Two engines sum the same numbers in different orders, so they differ by rounding, which training amplifies. The difference of the final
+parameters is compared with how far these moved: 1e-9 of it in float64, 3e-4 in float32, 1e-3 on a GPU. Typical differences are a hundred
+times smaller, and those of a wrong term a hundred times larger. Some networks amplify rounding far more (a norm over values that are
+almost equal, or a maximum of such values), so a difference counts only if it also exceeds 20 times the change of plain itself when the
+initial parameters are perturbed by rounding. Accuracies may differ by as many samples as have almost tied outputs.
 """
 
 import math
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import mimicfl as mf
-from mimicfl.engine import pick
+from mimicfl.engines import select
 
 from . import definition
 
@@ -28,22 +28,22 @@ Make = Callable[[], Arguments]
 RELATIVE = {torch.float64: 1e-9, torch.float32: 3e-4}
 ON_GPU = 1e-3
 SENSITIVE = 20.0
-HANGS = 240.0  # seconds after which a run of this size counts as hung
+HANGS = 900.0  # seconds after which a run counts as hung; long, since the machine may be busy
 LOSSES = ("train_loss", "test_loss")
 NOT_EXACT = (*LOSSES, "test_accuracy", "class_accuracy", "seconds")  # everything else in a row is bit-equal
 
 
 class Hang(Exception):
-    """A run did not end."""
+    """A run did not end within the time limit."""
 
 
 def simulate(arguments: Arguments, engine: str) -> tuple[mf.History, list[str]]:
-    """A run and its notices. Workers need two threads; "auto" tries other engines even for short runs."""
+    """Train; return the history and the notices. Workers get two threads; "auto" tries other engines even for short runs."""
     notices: list[str] = []
     threads = torch.get_num_threads()
     torch.set_num_threads(2 if engine in ("workers", "native", "auto") else 1)
     try:
-        with mock.patch.object(pick, "WORTH_IT", 0.0), deadline(HANGS):
+        with mock.patch.object(select, "WORTH_IT", 0.0), deadline(HANGS):
             return mf.simulate(**arguments, engine=engine, notice=notices.append), notices
     finally:
         torch.set_num_threads(threads)
@@ -51,7 +51,7 @@ def simulate(arguments: Arguments, engine: str) -> tuple[mf.History, list[str]]:
 
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """Raise `Hang` after this time. Only the main thread can set such an alarm; other threads have no limit."""
+    """Raise `Hang` after this time. Only the main thread can set an alarm; in other threads there is no limit."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -69,7 +69,7 @@ def deadline(seconds: float) -> Iterator[None]:
 
 
 def differences(arguments: Arguments, truth: mf.History, ours: mf.History) -> tuple[list[str], float]:
-    """What differs by more than rounding, in words, and the largest relative difference of parameters and losses."""
+    """Describe what differs by more than rounding; also return the largest relative difference of parameters and losses."""
     w_0 = definition.vector(arguments["model"])
     allowed = ON_GPU if arguments["device"] == "cuda" else RELATIVE[w_0.dtype]
     if len(truth.rows) != len(ours.rows):
@@ -86,7 +86,7 @@ def differences(arguments: Arguments, truth: mf.History, ours: mf.History) -> tu
 
 
 def parameters_off(w_0: torch.Tensor, true: torch.Tensor, mine: torch.Tensor) -> float:
-    """|difference| / |movement|, minus what rounding of the parameters can add."""
+    """Return |difference| / |movement|, minus the part that rounding of the parameters explains."""
     if true.shape != mine.shape or true.dtype != mine.dtype:
         return math.inf
     rounding = 16 * torch.finfo(true.dtype).eps * float(true.norm())
@@ -94,14 +94,14 @@ def parameters_off(w_0: torch.Tensor, true: torch.Tensor, mine: torch.Tensor) ->
 
 
 def number_off(true: float | None, mine: float | None) -> float:
-    """The relative difference; for losses near zero, relative to 0.01."""
+    """Return the relative difference; for losses near zero, relative to 0.01."""
     if true is None or mine is None:
         return 0.0 if true is mine else math.inf
     return abs(true - mine) / max(abs(true), 1e-2)
 
 
 def exact_off(truth: mf.History, ours: mf.History) -> list[str]:
-    """Counts, rates and clients, which rounding must not change."""
+    """Describe differences of counts, rates and clients, which rounding must not change."""
     wrong = []
     for t, (true, mine) in enumerate(zip(truth.rows, ours.rows, strict=True)):
         names = sorted((true.keys() | mine.keys()) - {*NOT_EXACT})
@@ -110,7 +110,7 @@ def exact_off(truth: mf.History, ours: mf.History) -> list[str]:
 
 
 def accuracy_off(arguments: Arguments, truth: mf.History, ours: mf.History, allowed: float) -> list[str]:
-    """Accuracies that differ by more samples than are tied."""
+    """Describe accuracies that differ by more samples than are tied."""
     wrong = []
     classes = np.bincount(arguments["data"].y_test) if arguments["data"].num_classes else []
     for t, (true, mine) in enumerate(zip(truth.rows, ours.rows, strict=True)):
@@ -125,14 +125,14 @@ def accuracy_off(arguments: Arguments, truth: mf.History, ours: mf.History, allo
 
 
 def flips(true: Sequence[float | None] | None, mine: Sequence[float | None] | None, sizes: Sequence[int]) -> float:
-    """The least number of samples that must be classified differently."""
+    """Return the minimum number of samples that are classified differently."""
     if true is None or mine is None or len(true) != len(mine) or [a is None for a in true] != [b is None for b in mine]:
         return math.inf
     return sum(round(abs(a - b) * n) for a, b, n in zip(true, mine, sizes, strict=True) if a is not None and b is not None)
 
 
 def tied(arguments: Arguments, rounds: int, part: str, allowed: float) -> int:
-    """How many samples are within rounding of another class, after this many rounds of plain training."""
+    """Return how many samples are tied with another class up to rounding, after this many rounds of plain training."""
     model = simulate(arguments | {"rounds": rounds}, "plain")[0].model().eval()
     data = arguments["data"]
     with torch.no_grad():
@@ -142,7 +142,7 @@ def tied(arguments: Arguments, rounds: int, part: str, allowed: float) -> int:
 
 
 def sensitivity(make: Make, truth: mf.History) -> float:
-    """How far plain ends from itself when its initial parameters change by a few units in the last place."""
+    """Return how much plain's result changes when its initial parameters are perturbed in the last digits."""
     worst = 0.0
     for k in range(3):
         arguments = make()

@@ -1,4 +1,4 @@
-"""A nearly full disk: a small file system in memory if mounting is allowed, else a limit on the size of files."""
+"""Simulates a nearly full disk: a small in-memory file system if mounting is allowed, otherwise a limit on file sizes."""
 
 import subprocess
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[bool]:
-    """`folder` has room for `size` bytes inside; yields False where file systems cannot be mounted."""
+    """Mount a file system of `size` bytes at `folder`; yields False if file systems cannot be mounted."""
     folder.mkdir(parents=True)
     mounted = _run("mount", "-t", "tmpfs", "-o", f"size={size}", "soak", str(folder))
     try:
@@ -24,12 +24,12 @@ def make_room(folder: Path) -> None:
 
 
 def unmount(folder: Path) -> None:
-    """Now, or when the last process that uses it has ended."""
+    """Unmount now, or as soon as the last process that uses it has ended."""
     _run("umount", str(folder)) or _run("umount", "--lazy", str(folder))
 
 
 def unmount_all(folder: Path) -> None:
-    """File systems that a killed soak left mounted below this folder."""
+    """Unmount the file systems that a killed soak left below this folder."""
     mounts = Path("/proc/self/mounts")
     for line in mounts.read_text(encoding="utf-8").splitlines() if mounts.exists() else []:
         source, target = line.split()[:2]

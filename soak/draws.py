@@ -1,4 +1,4 @@
-"""Which problems are tried: networks, losses, clients and settings, drawn from a seed."""
+"""Draws random problems from a seed: networks, losses, clients and settings."""
 
 import random
 import warnings
@@ -18,11 +18,11 @@ SHAPES: dict[str, list[Shape]] = {
     "sequence": [(4, 3)],
 }
 SHAPES["tokens"] = [(5,)]
-MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # buffers change during training, which engines with lanes refuse
-FEW = 32  # the first trials run in the tests: only two chains are compiled for them
-CHAINS = 10  # chains that are reused, so that each is compiled once
+MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # their buffers change during training, which batched and streams refuse
+FEW = 32  # the first trials are part of the test suite, so only two chains are compiled for them
+CHAINS = 10  # number of chains that are reused, so that each is compiled once
 
-# Losses by what the labels are. W stands for weights of the classes, I for a class to ignore.
+# Losses per type of label. W stands for class weights, I for an ignored class.
 MEANS = {
     "classes": [
         "'cross-entropy'",
@@ -68,27 +68,39 @@ TAILS = [
     "return x.clamp(-30, 30)",
     "return x * 1.0",
 ]
-ALGORITHMS = ["fedavg", "fedavg", "fedprox:mu=0.3", "scaffold", "scaffold", "mimic", "mimic", "mifa", "fedvarp", "fedau", "fedavgm"]
+DEFINED = ["fedavg", "fedprox:mu=0.3", "scaffold", "mimic"]  # those that soak/definition.py implements
+ALGORITHMS = [*mf.algorithms.ALGORITHMS.factories, *DEFINED]
+ASYNCHRONOUS = ["fedbuff", "mimic", "fedvarp", "mifa", "fedau", "fedprox:mu=0.3"]  # others may be refused
 LAYOUTS = [[1], [6], [16], [4, 4], [1, 1, 1], [9, 1, 5, 2], [7, 3], [3, 8, 1], [2] * 9, [13, 5, 4], [1, 12]]
 
 
 def draw(seed: int, engine: str) -> Problem:
-    """The problem of this seed, mostly one that the engine supports: a refusal proves little."""
+    """Draw the problem of this seed. Most problems are supported by the engine, because a refusal tests little."""
     r = random.Random(f"problem {seed}")
     while not lively(made := _settings(r, _network(r, seed, engine), engine)):
         pass
-    return made
+    return made if engine == "plain" else sometimes_asynchronous(random.Random(f"asynchronous {seed}"), made)
+
+
+def sometimes_asynchronous(r: random.Random, problem: Problem, share: float = 0.2) -> Problem:
+    """Return the problem with asynchronous training in a share of the cases, drawn apart so that the others do not change."""
+    if r.random() >= share:
+        return problem
+    clients = len(problem.sizes) + problem.overlap
+    timed = {"speed": "lognormal:20,1", "asynchronous": r.randrange(1, max(1, clients - 1) + 1), "concurrency": r.choice([0, 0, clients])}
+    algorithm = problem.algorithm if r.random() < 0.3 else r.choice(ASYNCHRONOUS)
+    return replace(problem, algorithm=algorithm, rounds=problem.rounds + 3, more=problem.more | timed)
 
 
 def lively(problem: Problem) -> bool:
-    """Do the outputs depend on the samples? A network whose last ReLU is always zero would agree with anything."""
+    """Return whether the outputs depend on the samples. A network whose last ReLU is always zero would agree with any result."""
     names: dict[str, Any] = {"__name__": "soak_problem"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         exec(problem.text(), names)
         try:
             given = names["problem"]()
-        except mf.UsageError:  # the trial will check how it is refused
+        except mf.UsageError:  # the trial checks the refusal
             return True
         model, data = given["model"], given["data"]
         output = model(data.inputs(data.x_test, next(model.parameters()).dtype))
@@ -98,7 +110,7 @@ def lively(problem: Problem) -> bool:
 def _network(r: random.Random, seed: int, engine: str) -> Problem:
     if engine == "native" or (engine in ("workers", "auto") and r.random() < 0.5):
         return _chain(r, seed)
-    # Workers compile the convolutions of float32 models: only a few, or most of the time would go into compiling.
+    # Workers compile the convolutions of float32 models. Only a few such models are drawn, to save compile time.
     double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
     without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
     return _any(r, seed, "float64" if r.random() < double else "float32", without)
@@ -115,7 +127,7 @@ def _any(r: random.Random, seed: int, dtype: str, without: Sequence[str]) -> Pro
 
 
 def _chain(r: random.Random, seed: int) -> Problem:
-    """One of a few chains of layers, sometimes a new one, with random details that need no new compile."""
+    """Draw one of a few chains of layers, sometimes a new one, and random settings that need no new compile."""
     number = r.randrange(CHAINS) if r.random() < 0.92 else r.randrange(CHAINS, 10**6)
     number = number % 2 if seed < FEW else number
     fixed = random.Random(f"chain {number}")
@@ -132,12 +144,12 @@ def _chain(r: random.Random, seed: int) -> Problem:
 
 
 def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
-    """Loss, clients, local work and algorithm."""
+    """Draw the loss, the clients, the local training and the algorithm."""
     loss = _loss(r, made.labels, engine)
     sizes = r.choice(LAYOUTS) if r.random() < 0.8 else [r.randrange(1, 12) for _ in range(r.randrange(1, 6))]
     ignores, classes = "ignore_index" in loss, made.labels != "targets"
     apart = classes and r.random() < (0.5 if ignores or "=W" in loss else 0.2)
-    if ignores:  # a batch of ignored samples alone has no mean; apart, only the last client holds samples to ignore
+    if ignores:  # a batch with only ignored samples has no mean; with one class per client, only the last client has ignored samples
         sizes = [6, 6, 12] if apart else [max(size, 6) for size in sizes]
     overlap = r.random() < 0.08
     local = _local(r, len(sizes) + overlap, "sum" in loss or "len(o)" in loss)
@@ -152,7 +164,7 @@ def _settings(r: random.Random, made: Problem, engine: str) -> Problem:
         augment=made.domain == "image" and engine != "plain" and r.random() < 0.12,
         tail=r.choice(TAILS) if r.random() < 0.1 and made.labels == "classes" else "return x",
         test_dtype="float32" if made.x_dtype == "uint8" and r.random() < 0.06 else "",
-        algorithm=r.choice(ALGORITHMS[:7] if engine == "plain" else ALGORITHMS),
+        algorithm=r.choice(DEFINED if engine == "plain" else ALGORITHMS),
         availability=r.choice(["always", "always", "always", "time-varying:0.6", "static:0.7"]),
         rounds=r.choice([1, 2, 2, 3]),
         more=_more(r),
@@ -163,7 +175,7 @@ def _loss(r: random.Random, labels: str, engine: str) -> str:
     usual = {"native": 0.85, "workers": 0.5, "plain": 0.5}.get(engine, 0.7)
     kinds = MEANS if r.random() < usual else OTHERS
     names = kinds[labels]
-    if engine == "native":  # it compiles the first means; the first others resemble them
+    if engine == "native":  # it compiles the first of the means; the first of the others are similar to them
         names = names[: 6 if kinds is OTHERS else 4 if labels == "classes" else 2]
     return r.choice(names)
 
@@ -180,7 +192,17 @@ def _local(r: random.Random, clients: int, long: bool) -> dict[str, Any]:
     for name, value in (("momentum", 0.7), ("weight_decay", 0.1), ("clip_norm", r.choice([0.05, 1.0]))):
         if r.random() < 0.25:
             local[name] = value
-    return local
+    return local | _optimizer(random.Random(r.random()), local)
+
+
+def _optimizer(r: random.Random, local: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of an optimizer in about a third of the problems. Adam's eps is large: a small one amplifies rounding."""
+    if r.random() < 0.65:
+        return {}
+    if "momentum" in local:
+        return {"nesterov": True}
+    found = {"optimizer": r.choice(["adam", "adamw"]), "eps": 0.01}
+    return found | ({"betas": (0.5, 0.8)} if r.random() < 0.5 else {})
 
 
 def _more(r: random.Random) -> dict[str, Any]:

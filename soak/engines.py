@@ -1,7 +1,7 @@
-"""Engine comparisons: a random problem is trained by one engine and by plain, and everything they report is compared.
+"""Engine comparisons: trains a random problem with one engine and with plain, and compares all results.
 
-Each trial is one problem and one engine; some compare the plain engine with a loop written from the definition. A comparison is "ok" if the
-engine really ran and agrees, "refused" if its notice gives a reason for running plain instead, and "failed" otherwise.
+Each trial is one problem and one engine; some trials compare the plain engine with a loop written from the definition. A comparison is
+"ok" if the engine ran and agrees, "refused" if a notice gives the reason for using plain instead, and "failed" otherwise.
 """
 
 import copy
@@ -29,21 +29,21 @@ PART = "engine comparisons"
 CPU = ["batched", "workers", "plain", "native", "workers", "auto", "batched", "workers", "native", "plain", "workers", "native", "batched"]
 GPU = ["batched", "streams", "auto", "batched", "streams"]
 COMPILED_EVERY = 24  # on a GPU, where the compiler takes half a minute
-SHRINKING = 20.0  # seconds to search for a smaller problem that fails as well
+SHRINKING = 20.0  # seconds to search for a smaller problem that also fails
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a comparison showed."""
+    """The result of a comparison."""
 
     verdict: Verdict
     detail: str = ""
-    kind: str = ""  # of a failure, so that a smaller problem must fail in the same way; else what was compared
+    kind: str = ""  # the kind of failure, which a smaller problem must reproduce; otherwise what was compared
     took: str = ""  # the engine that ran
 
 
 def engine_of(seed: int) -> str:
-    """The engine that the trial of this seed compares."""
+    """Return the engine that the trial of this seed compares."""
     if not torch.cuda.is_available():
         return CPU[seed % len(CPU)]
     name = GPU[seed % len(GPU)]
@@ -57,7 +57,7 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 def trial(seed: int, folder: Path) -> Outcome:
-    """Draw a problem, compare the engines, and shrink a failure."""
+    """Draw a problem, compare the engines, and shrink the problem if they disagree."""
     engine = engine_of(seed)
     problem = draw(seed, engine.partition(":")[0])
     found = compare(problem, engine, folder)
@@ -73,7 +73,7 @@ def trial(seed: int, folder: Path) -> Outcome:
 
 
 def compare(problem: Problem, engine: str, folder: Path) -> Finding:
-    """One engine against plain, or plain against the definition."""
+    """Compare one engine with plain, or plain with the definition."""
     make = load(problem, folder)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,13 +84,13 @@ def compare(problem: Problem, engine: str, folder: Path) -> Finding:
 
 
 def load(problem: Problem, folder: Path) -> Make:
-    """The problem as a module in a file, like a user's, so that its source can be read."""
+    """Load the problem as a module from a file, as a user would write it, so that its source can be read."""
     folder.mkdir(parents=True, exist_ok=True)
     path, text = folder / "problem.py", problem.text()
     path.write_text(text, encoding="utf-8")
     module = types.ModuleType("soak_problem")
     sys.modules["soak_problem"] = module
-    exec(compile(text, str(path), "exec"), module.__dict__)  # an import could use the cached bytecode of the previous problem
+    exec(compile(text, str(path), "exec"), module.__dict__)  # an import could use cached bytecode of the previous problem
     return module.problem  # type: ignore[no-any-return]
 
 
@@ -124,7 +124,7 @@ def against_plain(make: Make, engine: str) -> Finding:
 
 
 def disagreement(make: Make, truth: mf.History, wrong: list[str], amount: float, more: str = "") -> Finding | None:
-    """A failure, unless rounding explains the difference; None if there is none."""
+    """Return a failure unless rounding explains the difference; None if there is no difference."""
     if not wrong:
         return None
     rounding = sensitivity(make, truth)
@@ -135,7 +135,7 @@ def disagreement(make: Make, truth: mf.History, wrong: list[str], amount: float,
 
 
 def what_ran(engine: str, notices: list[str]) -> Finding:
-    """The numbers agree: did the engine compute them, and if not, did a notice say why?"""
+    """Given that the results agree, check that the engine computed them or that a notice gives the reason."""
     name = engine.partition(":")[0]
     took = [found[1] for notice in notices if (found := re.match(r"engine (\w+)", notice))]
     text = "; ".join(notices)
@@ -149,7 +149,7 @@ def what_ran(engine: str, notices: list[str]) -> Finding:
 
 
 def against_definition(make: Make) -> Finding:
-    """The plain engine against `soak.definition`."""
+    """Compare the plain engine with `soak.definition`."""
     try:
         plain, _ = simulate(make(), "plain")
     except mf.Diverged:
@@ -173,7 +173,7 @@ def raised(engine: str, error: Exception) -> Finding:
 
 
 def shrink(problem: Problem, engine: str, found: Finding, folder: Path) -> tuple[Problem, Finding]:
-    """A smaller problem that fails in the same way, searched for until the time is up."""
+    """Search for a smaller problem that fails in the same way, within a time limit."""
     end = time.monotonic() + SHRINKING
     smaller = True
     while smaller:
@@ -192,9 +192,9 @@ SHOW = (
     """
 
 if __name__ == "__main__":
-    from mimicfl.engine import pick
+    from mimicfl.engines import select
 
-    pick.WORTH_IT = 0.0
+    select.WORTH_IT = 0.0
     torch.set_num_threads(2)
     plain, given = mf.simulate(**problem(), engine="plain"), problem()
     other = mf.simulate(**given, engine="{engine}", notice=print)
@@ -209,7 +209,7 @@ if __name__ == "__main__":
     """
 
 if __name__ == "__main__":
-    from soak import definition
+    from . import definition
 
     plain = mf.simulate(**problem())
     params, rows = definition.run(problem(), [row["clients"] for row in plain.rows])

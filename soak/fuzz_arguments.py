@@ -1,4 +1,4 @@
-"""Random calls as Python expressions: a failing one can be pasted into an interpreter."""
+"""Generates random calls as Python expressions, so that a failing call can be pasted into an interpreter."""
 
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -8,7 +8,7 @@ from .fuzz_signatures import CALLABLES, CALLBACKS, CALLS, ODD
 
 @dataclass(frozen=True)
 class Call:
-    """A call by name; `wrong` are the arguments that must be refused; with `twice` the result must be the same bits when repeated."""
+    """A named call. `wrong` are the arguments that must be refused; if `twice`, repeating the call must give the same bits."""
 
     name: str
     function: str

@@ -1,6 +1,5 @@
-"""Calls of the Python API with valid and invalid arguments: each returns a plausible result or raises `UsageError`."""
+"""Calls the Python API with valid and invalid arguments: each call must return a plausible result or raise `UsageError`."""
 
-import importlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,19 +9,17 @@ from typing import Any
 from . import fuzz_folders
 from .fuzz_arguments import Call, generate
 from .outcome import Outcome
+from .preload import preload
 from .sandbox import Ended, forked, site
 from .shrink import shrink
 
 PART = "API calls"
 PRELUDE = "from soak.prelude import *"
-MISSING = re.compile(r"\(\) (missing \d+ required|got an unexpected keyword|takes \d+ positional)")  # what Python says of arguments
+MISSING = re.compile(r"\(\) (missing \d+ required|got an unexpected keyword|takes \d+ positional)")  # Python's own messages about arguments
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    import torch
-
-    importlib.import_module("pandas")  # in the parent once, not in every child
-    torch.set_num_threads(1)
+    preload()
     fuzz_folders.templates(folder / "templates")
     shrunk: set[str] = set()
     while not enough():
@@ -38,7 +35,7 @@ def trial(seed: int, folder: Path, shrunk: set[str]) -> Outcome:
 
 
 def judge(call: Call, folder: Path) -> tuple[Any, str]:
-    """The verdict, and for a failure its kind and what was seen."""
+    """Run the call; return the verdict and, for a failure, its kind and a description."""
     place = folder / "trial"
     _, strict = fuzz_folders.fresh(place, folder / "templates", call.runs, call.damage)
     ended = forked(lambda: answer(call, strict), place)
@@ -55,12 +52,12 @@ def _kind(ended: Ended, call: Call) -> str:
     if "raised" in ended.answer:
         return f"raised {site(ended.answer['raised'])}"
     if "refused" in ended.answer:
-        return "" if len(ended.answer["refused"].strip()) > 15 else "refused without a sentence"
+        return "" if len(ended.answer["refused"].strip()) > 15 else "refused without a message"
     return f"accepted although wrong: {call.name}: {call.wrong}" if call.wrong else ended.answer.get("implausible", "")
 
 
 def answer(call: Call, strict: bool) -> dict[str, Any]:
-    """In the child: the outcome of the call."""
+    """Evaluate the call in the child process and return its outcome."""
     import traceback
 
     import torch
@@ -78,7 +75,7 @@ def answer(call: Call, strict: bool) -> dict[str, Any]:
     except (UsageError, MemoryError) as error:
         return {"refused": str(error) or "out of memory: " + type(error).__name__}
     except Exception as error:
-        own = error.__traceback__ and error.__traceback__.tb_next  # the frame of the text itself
+        own = error.__traceback__ and error.__traceback__.tb_next  # the frame of the call itself
         if isinstance(error, TypeError) and own is not None and (own.tb_next is None or MISSING.search(str(error))):
             return {"refused": f"Python itself: {error}"}  # a missing or unknown argument
         return {"raised": traceback.format_exc()}
@@ -86,11 +83,11 @@ def answer(call: Call, strict: bool) -> dict[str, Any]:
 
 
 def reproduction(call: Call, folder: Path, detail: str, shrunk: set[str]) -> str:
-    """The call with the fewest arguments that still show the failure; each kind is shrunk once."""
+    """Return a program with the fewest arguments that still fail; each kind of failure is shrunk once."""
     kind = detail.partition("\n")[0]
     if kind not in shrunk and not kind.startswith("hang"):
         shrunk.add(kind)
         few = shrink(call.arguments, lambda left: judge(call.having(left), folder)[1].partition("\n")[0] == kind)
         call = call.having(few)
-    runs = [f"# beside it the run folders: {', '.join(call.runs)}"] if call.runs else []
+    runs = [f"# in a folder with these runs: {', '.join(call.runs)}"] if call.runs else []
     return "\n".join([*runs, PRELUDE, call.text])

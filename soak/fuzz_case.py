@@ -1,4 +1,4 @@
-"""One command line with the files and runs beside it."""
+"""A command line with the files and runs in its folder."""
 
 import shlex
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ Option = tuple[str, ...]  # --name and its values, or a single word
 
 @dataclass(frozen=True)
 class Line:
-    """A command with its options, the files beside it, and the runs it finds there.
+    """A command with its options, and the files and runs in its folder.
 
-    wrong     what in it must be refused; empty: it may end either way
+    wrong     the parts that must be refused; if empty, the command may succeed or be refused
     damage    seed of the damage to the first of `copies`
     """
 
     command: str
     options: list[Option]
     lines: list[str] = field(default_factory=list)
-    encoding: int | None = None  # seed of the form in which `lines` become settings.toml; None: there is no such file
+    encoding: int | None = None  # seed of the encoding of `lines` in settings.toml; None: no such file
     beside: dict[str, bytes] = field(default_factory=dict)
     copies: tuple[str, ...] = ()
     damage: int | None = None
-    claims: tuple[Option, ...] = ()  # options that must be refused if they are the last with their name
+    claims: tuple[Option, ...] = ()  # options that must be refused if they are the last of their name
     in_file: tuple[tuple[str, int], ...] = ()  # lines that must be refused if the file contains them this many times
 
     @property
@@ -42,7 +42,7 @@ class Line:
         last = {option[0].partition("=")[0]: option for option in self.options}
         found = [" ".join(option) for option in self.claims if option in (last.get(option[0]), last.get(option[0].partition("=")[0]))]
         file_used = any(option == ("settings.toml",) for option in self.options) and self.encoding is not None
-        content = self.files.get("settings.toml", b"")  # which may have been damaged
+        content = self.files.get("settings.toml", b"")  # it may be damaged
         given = {name.lstrip("-").replace("-", "_") for name in last}
         found += [
             f"{text} in the file"
@@ -52,16 +52,16 @@ class Line:
         return "; ".join(found)
 
     def shell(self) -> str:
-        """How to reproduce it by hand."""
+        """Return the commands that reproduce it in a shell."""
         used = " ".join(self.argv)
         files = [f"settings.toml (as bytes): {content!r}" for name, content in self.files.items() if name == "settings.toml"]
         files += [f"{name}: {content.decode()!r}" for name, content in self.files.items() if name != "settings.toml" and name in used]
-        runs = [f"runs beside it: {', '.join(self.copies)}"] if self.copies else []
+        runs = [f"runs in the folder: {', '.join(self.copies)}"] if self.copies else []
         return "\n".join([*files, *runs, f"mimicfl {shlex.join(self.argv)}"])
 
 
 def _wins(given: set[str], text: str) -> bool:
-    """Does an option on the command line replace this line of the file?"""
+    """Return whether an option on the command line overrides this line of the file."""
     name = text.partition(" ")[0].replace("-", "_")
     pair = {
         "rounds": "uploads",

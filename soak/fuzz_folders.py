@@ -1,4 +1,4 @@
-"""Run folders for the trials, and ways to damage them."""
+"""Creates run folders for the trials and damages them in various ways."""
 
 import shutil
 from collections.abc import Callable
@@ -11,13 +11,13 @@ RESULTS = ("rows.jsonl", "final.safetensors")
 
 
 class Stop(Exception):
-    """Stops a run in the middle, as a kill does."""
+    """Stops a run in the middle, like a kill."""
 
 
 def templates(folder: Path) -> None:
-    """Runs that every trial copies: two finished ones, a stopped, a diagnosed, a compared one, and one made from Python objects."""
+    """Create the runs that every trial copies: two finished, one stopped, one diagnosed, one compared, one made from Python objects."""
     import mimicfl as mf
-    from mimicfl import runner
+    from mimicfl.experiments.build import build_problem
 
     small = {"num_clients": 4, "steps": 1, "model": "linear", "availability": "always", "engine": "plain", "checkpoint_every": 1}
     quick = mf.Experiment(**small, rounds=3)
@@ -25,7 +25,8 @@ def templates(folder: Path) -> None:
     mf.run(mf.Experiment(**small, rounds=3, seed=1, algorithm="fedavg"), folder / "other")
     mf.run(mf.Experiment(**small, rounds=3, dataset="synthetic:dim=3,samples=4", diagnose="every=1"), folder / "diagnosed")
     mf.compare(mf.Experiment(**small, rounds=2), ["fedavg", "mimic"], 2, folder / "compared")
-    mf.simulate(**{key: value for key, value in runner.build(quick).items() if key != "checkpoint_every"}, out=folder / "objects")
+    problem = build_problem(quick.resolved())
+    mf.simulate(problem.template, problem.data, problem.split, rounds=3, local=problem.local, engine="plain", out=folder / "objects")
 
     def stop(_: object, row: dict, __: int) -> None:
         if row["round"] == 1:
@@ -115,7 +116,7 @@ TEXT: list[Damage] = [mix_lines, edit_number, edit_number]
 
 
 def damage(rng: Random, run: Path) -> tuple[str, bool]:
-    """Damage one file of a run; returns whether readers must refuse it or show unchanged results."""
+    """Damage one file of a run; return a description, and whether readers must refuse it or show unchanged results."""
     name = rng.choice([name for name in (*FILES, *RESULTS, *RESULTS) if (run / name).exists()])
     how = rng.choice(ANY + TEXT * (name != "final.safetensors" and name != "checkpoint.safetensors"))
     gone = how in (delete, directory, loop) and name == "final.safetensors"  # the run then counts as unfinished
@@ -123,7 +124,7 @@ def damage(rng: Random, run: Path) -> tuple[str, bool]:
 
 
 def fresh(place: Path, source: Path, runs: tuple[str, ...], seed: int | None) -> tuple[str, bool]:
-    """An empty folder with copies of these runs; with a seed, the first of them damaged."""
+    """Create a folder with copies of these runs; if there is a seed, damage the first of them."""
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     for name in runs:

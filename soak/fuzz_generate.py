@@ -1,4 +1,4 @@
-"""Random command lines."""
+"""Generates random command lines."""
 
 from random import Random
 
@@ -14,9 +14,9 @@ from .fuzz_values import (
     WRONG_PATTERNS,
     Values,
     harmless,
+    integer,
     mutated,
     number,
-    whole,
 )
 
 SEEDS = Values(["1", "2", "0,3", "4,", "1,1"], ["x", "-1", "0", "1.5", "1,x", "nan", "99999"])
@@ -28,7 +28,7 @@ UNKNOWN = ["--nonsense", "--round", "-x", "--rounds-", "--älgo", "--=3", "--out
 
 
 def generate(rng: Random) -> Line:
-    """One of the commands, each about as often as its time allows."""
+    """Draw one of the commands; fast commands are drawn more often."""
     makers = [
         (run, 34),
         (compare, 4),
@@ -60,7 +60,7 @@ def _flag(rng: Random, name: str) -> str:
 
 
 def _options(rng: Random, table: dict[str, Values], base: dict[str, str], most: int = 4) -> tuple[list[Option], tuple[Option, ...]]:
-    """The base with more options, some of them wrong or odd; and those that must be refused."""
+    """Add options to the base, some of them wrong or unusual; also return those that must be refused."""
     values = dict(base)
     for name in rng.sample(list(table), min(len(table), rng.randrange(most + 1))):
         values[name] = rng.choice(table[name].right or [""])
@@ -89,7 +89,7 @@ def _options(rng: Random, table: dict[str, Values], base: dict[str, str], most: 
 
 
 def _bounded(options: list[Option]) -> list[Option]:
-    """No valid value that takes long: a mutated `3` may become `33`, which is still small."""
+    """Remove valid values that would take long; a mutated `3` may become `33`, which is still small."""
     heavy = (
         "--rounds",
         "--uploads",
@@ -157,7 +157,7 @@ def sweep(rng: Random) -> Line:
 
 
 def damaged(rng: Random) -> Line:
-    """A command on a run folder, most of them damaged."""
+    """Draw a command on a run folder, which is damaged in most cases."""
     name = rng.choice(["finished"] * 5 + ["stopped"] * 3 + ["diagnosed", "objects"])
     commands: list[tuple[str, list[Option]]] = [
         ("report", [(name,)]),
@@ -173,7 +173,7 @@ def damaged(rng: Random) -> Line:
 
 
 def look(rng: Random) -> Line:
-    """`report`, `resume` and `theory` on folders that exist and folders that do not."""
+    """Draw `report`, `resume` or `theory` on a folder that may or may not exist."""
     paths = [
         rng.choice([*PATHS, *PATHS, "nowhere", "", ".", "plugin.py", "finished/rows.jsonl", mutated(rng, "finished")])
         for _ in range(rng.randrange(0, 3))
@@ -181,7 +181,7 @@ def look(rng: Random) -> Line:
     words: list[Option] = [(path,) for path in paths]
     command = rng.choice(["report", "resume", "resume", "theory"])
     if command == "theory":
-        table = {"L": number("1", "0.5"), "K": whole(1, 3), "tau-max": whole(1, 5), "nu": number("0.1")}
+        table = {"L": number("1", "0.5"), "K": integer(1, 3), "tau-max": integer(1, 5), "nu": number("0.1")}
         options, _ = _options(rng, table, {}, most=2)
         words = [(rng.choice(["check", "check", "show", "check ", "look"]),), *words, *options]
     elif command == "report":
@@ -194,7 +194,7 @@ def look(rng: Random) -> Line:
 
 
 def availability(rng: Random) -> Line:
-    table = {"clients": whole(1, 4, 70), "rounds": whole(1, 5, 150), "seed": whole(0, 3, none=True), "plugins": SETTINGS["plugins"]}
+    table = {"clients": integer(1, 4, 70), "rounds": integer(1, 5, 150), "seed": integer(0, 3, none=True), "plugins": SETTINGS["plugins"]}
     table |= {"out": Values(["s.png"], ["s", "s.gif", ".png.", "nowhere"]), "dataset": Values(["digits"])}
     options, claims = _options(rng, table, {} if rng.random() < 0.5 else {"rounds": "4", "clients": "4"}, most=2)
     spec = rng.choice(
@@ -248,10 +248,10 @@ def flower(rng: Random) -> Line:
 def bench(rng: Random) -> Line:
     table = {
         "model": Values(["logistic"], SETTINGS["model"].wrong[:5]),
-        "batch-size": whole(2),
-        "steps": whole(1),
-        "repeats": whole(1),
-        "threads": whole(1),
+        "batch-size": integer(2),
+        "steps": integer(1),
+        "repeats": integer(1),
+        "threads": integer(1),
     }
     table |= {"cohorts": Values(["1", "1,2"], ["", "x", "0", "-1", "1,,2"]), "engines": Values(["workers"], ["fast", "plain,x"])}
     table |= {"device": Values(["cpu"], SETTINGS["device"].wrong[1:]), "precision": SETTINGS["precision"]}
@@ -261,7 +261,7 @@ def bench(rng: Random) -> Line:
 
 
 def odd(rng: Random) -> Line:
-    """Not even a command."""
+    """Draw words that are not a command."""
     words = [
         rng.choice([*ODD, "--help", "--version", "-h", "--", "demo --rounds", "comapre", "Run", "run"]) for _ in range(rng.randrange(0, 3))
     ]

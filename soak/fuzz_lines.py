@@ -1,6 +1,5 @@
-"""Command lines with their files and folders: each succeeds, or is refused with one sentence and exit code 2."""
+"""Runs command lines with files and folders: each must succeed, or be refused with one sentence and exit code 2."""
 
-import importlib
 import json
 import shlex
 import shutil
@@ -15,6 +14,7 @@ from . import fuzz_folders
 from .fuzz_case import Line
 from .fuzz_generate import generate
 from .outcome import Outcome
+from .preload import preload
 from .sandbox import Ended, forked
 from .shrink import shrink
 
@@ -23,15 +23,15 @@ PART = "command lines"
 
 @dataclass
 class Bench:
-    """Where trials run, and what is known of undamaged folders."""
+    """The folder in which trials run, and the expected results for undamaged runs."""
 
     folder: Path
     main: Callable[[list[str]], int]
-    whole: dict[tuple[str, ...], str] = field(default_factory=dict)  # what a command prints about undamaged runs
+    whole: dict[tuple[str, ...], str] = field(default_factory=dict)  # the output of a command on undamaged runs
     shrunk: set[str] = field(default_factory=set)  # kinds of failures that were already shrunk
 
     def run(self, line: Line, damaged: bool = True) -> tuple[Ended, Path, tuple[str, bool]]:
-        """Run it in a new folder with the line's files and runs, two levels deep, so that `..` stays inside."""
+        """Run it in a new folder with its files and runs. The folder is nested, so that `..` stays inside the sandbox."""
         shutil.rmtree(self.folder / "trial", ignore_errors=True)
         place = self.folder / "trial" / "a" / "b"
         said = fuzz_folders.fresh(place, self.folder / "templates", line.copies, line.damage if damaged else None)
@@ -54,16 +54,11 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 def prepared(folder: Path) -> Bench:
-    """Everything is imported once, before the trials are forked."""
-    import torch
-
     from mimicfl.cli.main import main
     from mimicfl.data.datasets import FETCHABLE
 
-    for name in ("matplotlib.pyplot", "mimicfl.flower.new"):
-        importlib.import_module(name)
-    torch.set_num_threads(1)
-    for source in FETCHABLE.values():  # no trial fetches data
+    preload()
+    for source in FETCHABLE.values():  # trials must not download data
         vars(source)["FETCHERS"] = {}
     fuzz_folders.templates(folder / "templates")
     return Bench(folder, main)
@@ -79,7 +74,7 @@ def trial(bench: Bench, seed: int) -> Outcome:
 
 
 def judge(bench: Bench, line: Line) -> tuple[Any, str, str]:
-    """The verdict, for a failure its kind and what was seen, and what was damaged."""
+    """Run the line; return the verdict, for a failure its kind and a description, and what was damaged."""
     ended, place, (said, strict) = bench.run(line)
     leftovers = [path.name for path in place.rglob("*.part") if not path.name.endswith(fuzz_folders.LEFT)]
     kind = ended.trouble
@@ -96,7 +91,7 @@ def judge(bench: Bench, line: Line) -> tuple[Any, str, str]:
 def _refusal(ended: Ended) -> str:
     sentences = [text for text in ended.err.splitlines() if text.startswith("mimicfl: ") and not text.startswith("mimicfl: notice:")]
     if not ended.err.startswith("mimicfl: ") or not sentences:
-        return "refused without a sentence"
+        return "refused without a message"
     return "" if len(sentences) == 1 and len(sentences[0]) > 15 else "refused with more or less than one sentence"
 
 
@@ -104,16 +99,16 @@ def _success(bench: Bench, line: Line, ended: Ended, place: Path, strict: bool) 
     if line.wrong:
         return f"accepted although wrong: {line.wrong}"
     if not ended.out.strip():
-        return "success without a word"
+        return "success without output"
     if noise := [text for text in ended.err.splitlines() if text.strip() and not text.startswith("mimicfl:")]:
         return f"noise on stderr: {noise[0][:80]}"
     strict = strict and line.copies[0] in line.argv
-    # An unfinished run may show fewer rounds: a kill also leaves an incomplete line.
+    # An unfinished run may show fewer rounds, because a kill can leave an incomplete line.
     if strict and line.command == "report" and line.copies[0] != "stopped" and ended.out != bench.undamaged(line):
-        return "damage accepted: report prints other numbers than before"
+        return "damage accepted: report prints different numbers"
     whole = "finished" if line.copies[:1] == ("stopped",) else line.copies[0] if line.copies else ""
     if strict and line.command in ("run", "resume") and not _as_before(place / line.copies[0], bench.folder / "templates" / whole):
-        return f"damage accepted: {line.command} ends with other numbers"
+        return f"damage accepted: {line.command} ends with different numbers"
     return (
         ""
         if line.damage is not None
@@ -126,7 +121,7 @@ def _rows(run: Path) -> list[dict[str, Any]]:
 
 
 def _as_before(run: Path, whole: Path) -> bool:
-    """Does a run begin with all rows of an undamaged one? Time differs, and what follows the last row is never read."""
+    """Return whether a run begins with all rows of an undamaged one, except for times; text after the last row is never read."""
     expected = _rows(whole)
     try:
         lines = (run / "rows.jsonl").read_bytes().split(b"\n")[: len(expected)]
@@ -136,23 +131,23 @@ def _as_before(run: Path, whole: Path) -> bool:
 
 
 def _timeless(row: dict[str, Any]) -> dict[str, Any]:
-    """The output without what changes from run to run."""
+    """Return the row without the values that change between runs."""
     return {key: row.get(key) for key in ("round", "clients", "train_loss", "test_loss", "test_accuracy", "uploads")}
 
 
 def _implausible(run: Path) -> str:
-    """Does a finished run have the rounds that were asked for, and accuracies that are shares?"""
+    """Check that a finished run has the requested number of rounds, and accuracies between 0 and 1."""
     if not (run / "final.safetensors").exists():
         return ""
     config, rows = tomllib.loads((run / "config.toml").read_text(encoding="utf-8")), _rows(run)
     if not rows or len(rows) > config.get("rounds", len(rows)) or ("uploads" not in config and len(rows) < config.get("rounds", 0)):
-        return f"implausible: {len(rows)} rows where {config.get('rounds')} rounds were asked for"
+        return f"implausible: {len(rows)} rows for {config.get('rounds')} requested rounds"
     shares = [row["test_accuracy"] for row in rows if row.get("test_accuracy") is not None]
     return "" if all(0 <= share <= 1 for share in shares) else "implausible: an accuracy outside [0, 1]"
 
 
 def reproduction(bench: Bench, line: Line, detail: str, said: str) -> str:
-    """The shortest command line with the same kind of failure, for a shell; each kind is shrunk once."""
+    """Return the shortest command line with the same kind of failure, for a shell; each kind is shrunk once."""
     kind = detail.partition("\n")[0]
     if kind not in bench.shrunk and not kind.startswith("hang"):
         bench.shrunk.add(kind)

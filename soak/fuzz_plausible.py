@@ -1,4 +1,4 @@
-"""What a plausible result looks like, by type."""
+"""Checks of plausibility for the results of API calls, by type."""
 
 from itertools import pairwise
 from typing import Any
@@ -12,14 +12,14 @@ from .fuzz_arguments import Call
 
 
 def implausible(call: Call, found: Any, again: Any, strict: bool) -> str:
-    """What is wrong with a result, or nothing; `again` is the result of the same call, `strict` says that damage must not show."""
+    """Describe a defect of a result; empty if there is none. `again` is the result of the repeated call; `strict`: damage must not show."""
     for history in _histories(found):
         if trouble := _history(history, ended="stop" not in call.text):
             return f"implausible: {call.name}: {trouble}"
     if call.twice and any(not _same(a, b) for a, b in zip(_histories(found), _histories(again), strict=True)):
-        return f"implausible: {call.name}: the same call gives other bits"
+        return f"implausible: {call.name}: the repeated call gives different bits"
     if strict and not _same(found, mf.read("../templates/" + call.runs[0])):
-        return "damage accepted: mf.read gives other numbers"
+        return "damage accepted: mf.read returns different numbers"
     return _other(call, found)
 
 
@@ -36,11 +36,11 @@ def _history(history: mf.History, ended: bool) -> str:
         return "rounds out of order"
     asked = history.config.get("rounds")
     if ended and asked and len(history.rows) != asked and not history.config.get("uploads"):
-        return f"{len(history.rows)} rows where {asked} rounds were asked for"
+        return f"{len(history.rows)} rows for {asked} requested rounds"
     shares = [row["test_accuracy"] for row in history.rows if row["test_accuracy"] is not None] + list(history.client_accuracy)
     if not all(0 <= share <= 1 for share in shares):
         return "an accuracy outside [0, 1]"
-    return "" if all(b["uploads"] >= a["uploads"] for a, b in pairwise(history.rows)) else "uploads that shrink"
+    return "" if all(b["uploads"] >= a["uploads"] for a, b in pairwise(history.rows)) else "uploads decrease"
 
 
 def _same(a: mf.History, b: mf.History) -> bool:

@@ -1,4 +1,4 @@
-"""TOML files of settings and grids, valid and invalid, as lists of lines; and other files that a command line may name."""
+"""Generates TOML files with settings and grids, valid and invalid, and other files that a command line may name."""
 
 import json
 from random import Random
@@ -7,7 +7,7 @@ from .fuzz_values import SETTINGS, mutated
 
 NUMBERS = ("num_clients", "rounds", "uploads", "epochs", "steps", "seed", "eval_every", "checkpoint_every")
 REALS = ("weight_decay", "momentum", "clip_norm")
-# Of a type that no setting has: always refused.
+# Values of a type that no setting has, hence always refused.
 WRONG = ["[[]]", "{ a = 1 }", "2020-01-01", "12:00:00", "[1, [2, 3]]", "true", "[{}]"]
 ODD = [
     "nan",
@@ -70,14 +70,14 @@ BOMB = [
 
 
 def literal(name: str, text: str) -> str:
-    """A value of the tables above as TOML."""
+    """Return a value of the tables above as TOML."""
     if name == "plugins":
         return json.dumps([text])
     return text if name in (*NUMBERS, *REALS) and text.lstrip("-").replace(".", "", 1).isdigit() else json.dumps(text)
 
 
 def settings(rng: Random, base: dict[str, str]) -> tuple[list[str], list[tuple[str, int]]]:
-    """Lines of a file, and those that must be refused if they stand there so many times (and the command line does not win)."""
+    """Return the lines of a file, and the lines, with counts, that must be refused unless the command line overrides them."""
     values = dict(base)
     for name in rng.sample(list(SETTINGS), rng.randrange(4)):
         values[name] = rng.choice(SETTINGS[name].right)
@@ -107,7 +107,7 @@ def settings(rng: Random, base: dict[str, str]) -> tuple[list[str], list[tuple[s
 
 
 def grid(rng: Random) -> list[str]:
-    """The lines of a [grid]."""
+    """Return the lines of a [grid] table."""
     if rng.random() < 0.02:
         return ["[grid]", *BOMB]
     names = rng.sample(list(GRIDS)[:-1], rng.randrange(1, 3)) + ["nonsense"] * (rng.random() < 0.1)
@@ -116,7 +116,7 @@ def grid(rng: Random) -> list[str]:
 
 
 def encoded(rng: Random, lines: list[str]) -> bytes:
-    """The bytes of a file; some are damaged."""
+    """Return the bytes of a file, sometimes damaged."""
     text = "\n".join(lines) + "\n"
     way = rng.random()
     if way < 0.9:
@@ -156,7 +156,7 @@ SCHEDULES = [
 
 
 def companions(rng: Random) -> dict[str, bytes]:
-    """Plugins and schedules beside every command line."""
+    """Return the plugin and schedule files that are in the folder of every command line."""
     return {
         "plugin.py": PLUGIN.encode(),
         "broken.py": b"import nowhere\n",

@@ -1,4 +1,4 @@
-"""Functions of the Python API and their arguments as strings: valid ones, and those that must be refused."""
+"""The functions of the Python API with their arguments as strings: valid ones, and ones that must be refused."""
 
 ODD = [
     "None",
@@ -51,7 +51,7 @@ ODD += [
     "[[1], [2, 3]]",
     "type",
 ]
-CALLBACKS, CALLABLES = ("progress", "each_round"), ("int", "type", "lambda *a: 1", "mf.MimiC")  # a callback's own errors are not checked
+CALLBACKS, CALLABLES = ("progress", "each_round"), ("int", "type", "lambda *a: 1", "mf.MimiC")  # errors inside a callback are not checked
 
 WHOLE = [
     "-1",
@@ -106,6 +106,8 @@ LOCALS = [
     "mf.LocalSGD(steps=1, lr=0.05, momentum=0.5)",
     "mf.LocalSGD(epochs=1, batch_size=None)",
     "mf.LocalSGD(steps=[1, 2, 1, 3])",
+    "mf.Local(steps=2, optimizer='adamw', weight_decay=0.1)",
+    "mf.Local(steps=1, optimizer=torch.optim.RMSprop, lr_multipliers={'*': 0.5})",
 ]
 MODELS = ["model", "nn.Linear(6, 3)", "nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 3))", "mf.models.MLP(6, 5, 3)"]
 WRONG_MODELS = [
@@ -189,7 +191,7 @@ WRONG_RUNS = ["'nowhere'", "''", "'finished/rows.jsonl'", "'a\\x00b'", "3", "Non
 LABELS = (["y", "y.numpy()", "y.tolist()"], ["[]", "3", "'abc'", "None", "object()"])
 COUNT = (["4", "3"], WHOLE)
 Table = dict[str, tuple[list[str], list[str]]]
-CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: functions, arguments, those always given, how often
+CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: functions, arguments, required arguments, frequency
     "simulate": (["mf.simulate"], SIMULATE, ("model", "data", "split", "rounds", "local"), 30),
     "run": (
         ["mf.run"],
@@ -206,7 +208,7 @@ CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: fun
         ["mf.compare"],
         {
             "experiment": (["experiment"], ["None", "{}", "'x'"]),
-            "algorithms": (["['fedavg']", "'mimic'", "[mf.MimiC(), mf.MIFA]"], ["[]", "3", "['x']", "[3]", "None"]),
+            "algorithms": (["['fedavg']", "'mimic'", "[mf.MimiC(), mf.MIFA]", "None"], ["[]", "3", "['x']", "[3]"]),
             "seeds": (["1", "[0, 3]"], ["0", "-1", "'x'", "2.5", "[-1]", "[]", "True", "object()"]),
             "out": SIMULATE["out"],
         },
@@ -224,6 +226,26 @@ CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: fun
             "weight_decay": (["0.1"], REAL),
             "momentum": (["0.5"], [*REAL, "1"]),
             "clip_norm": (["1.0"], REAL),
+        },
+        (),
+        8,
+    ),
+    "Local": (
+        ["mf.Local"],
+        {
+            "epochs": (["1", "[1, 2]", "None"], WHOLE),
+            "batch_size": (["4", "None"], WHOLE),
+            "lr": (RATES, [rate for rate in WRONG_RATES if "lambda" not in rate]),
+            "steps": (["2"], WHOLE),
+            "weight_decay": (["0.1"], REAL),
+            "momentum": (["0.5"], [*REAL, "1"]),
+            "clip_norm": (["1.0"], REAL),
+            "optimizer": (["'adam'", "'adamw:eps=0.1'", "torch.optim.RMSprop"], ["'adma'", "3", "'adam:lr=2'", "None", "[]"]),
+            "nesterov": (["False"], ["1", "'yes'", "None"]),
+            "betas": (["(0.9, 0.999)"], ["0.9", "(0.9,)", "(1, 1)", "'x'", "None"]),
+            "eps": (["1e-8"], [*REAL, "0"]),
+            "lr_multipliers": (["{}", "{'*': 2}"], ["3", "{'*': -1}", "{1: 2}", "'x'"]),
+            "loop": (["None"], ["3", "'x'"]),
         },
         (),
         8,

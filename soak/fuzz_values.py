@@ -1,23 +1,25 @@
-"""Values for command lines and TOML files: valid ones, ones that must be refused, and strings that may be either."""
+"""Values for command lines and TOML files: valid ones, invalid ones, and strings that may be either."""
 
 from dataclasses import dataclass, field
 from random import Random
 
+import mimicfl as mf
+
 ODD = ["", " ", "\t", "\n", "é", "😀", "\udcff", "\x1b[31m", "\u202e", "-", "=", ":", ",", "[", "]]", "{}", "null", "None", "true", "0x10"]
 ODD += ["1e400", "-0", "nan", "-inf", "a" * 5000, "%s", "{0}", "$(x)", "*", "?", "\\", "'", '"', ".", "..", "x/../y", "1" * 400, "[" * 2000]
-INSERTED = list(":,=[]{}.-+ \t\n\0é😀e0919\"'#%")  # no slash: nothing may be written outside the trial's own folder
+INSERTED = list(":,=[]{}.-+ \t\n\0é😀e0919\"'#%")  # no slash, so that nothing is written outside the trial's folder
 
 
 @dataclass(frozen=True)
 class Values:
-    """`right` values are accepted on their own (they may conflict with others); `wrong` values are always refused."""
+    """`right` values are valid by themselves (they may conflict with others); `wrong` values are always refused."""
 
     right: list[str]
     wrong: list[str] = field(default_factory=list)
 
 
-def whole(*right: int, none: bool = False, high: bool = True) -> Values:
-    """A whole number of at least 1, or 0 with `none`."""
+def integer(*right: int, none: bool = False, high: bool = True) -> Values:
+    """An integer of at least 1, or at least 0 with `none`."""
     wrong = ["", "x", "-1", "1.5", "nan", "inf", "1e2", "2,3", "[2]", "true", "2 2", "--"] + ["0"] * (not none) + ["9" * 30] * high
     return Values([str(number) for number in right], wrong)
 
@@ -49,8 +51,8 @@ WRONG_RATES += [
     "linear:0.1",
     "theory:c=true",
 ]
-ALGORITHMS = ["fedavg", "fedprox:mu=0.01", "fedprox:0.1", "scaffold", "mifa", "mifa:never_seen=exclude", "mifa:never_seen=wait", "mimic"]
-ALGORITHMS += ["mimic:memory=step", "fedvarp", "fedau", "fedau:cutoff=3", "fedavgm", "fedavgm:momentum=0.5,damped=false"]
+ALGORITHMS = [*mf.algorithms.ALGORITHMS.factories, "fedprox:mu=0.01", "fedprox:0.1", "mifa:never_seen=exclude", "mifa:never_seen=wait"]
+ALGORITHMS += ["mimic:memory=step", "fedau:cutoff=3", "fedavgm:momentum=0.5,damped=false"]
 WRONG_ALGORITHMS = ["fedavgg", "fedprox:mu=-1", "fedprox:mu=nan", "fedprox:mu=x", "fedprox:nu=1", "mifa:never_seen=never", "mimic:1,2,3,4"]
 WRONG_ALGORITHMS += [
     "fedau:cutoff=0",
@@ -116,7 +118,7 @@ SETTINGS = {
         ],
     ),
     "data_path": Values(["data"]),
-    "num_clients": whole(3, 4, 5, 8),
+    "num_clients": integer(3, 4, 5, 8),
     "partition": Values(
         ["shards:2", "shards", "classes:2", "classes:5", "anchored", "dirichlet:0.5", "dirichlet:5", "iid", "natural", "auto"],
         [
@@ -140,20 +142,21 @@ SETTINGS = {
     "loss": Values(["auto", "cross-entropy"], ["", "crossentropy", "l1", "mse:2"]),
     "algorithm": Values(ALGORITHMS, ["", *WRONG_ALGORITHMS]),
     "availability": Values(PATTERNS, WRONG_PATTERNS),
-    "rounds": whole(1, 2, 3),
-    "uploads": whole(1, 2, 4),
-    "epochs": whole(1),
-    "steps": whole(1, 2, 3),
+    "rounds": integer(1, 2, 3),
+    "uploads": integer(1, 2, 4),
+    "epochs": integer(1),
+    "steps": integer(1, 2, 3),
     "batch_size": Values(["1", "4", "16", "full", "auto"], ["", "0", "-1", "x", "1.5", "nan", "[2]", "9" * 30]),
     "lr": Values([*RATES, "auto"], WRONG_RATES),
     "global_lr": Values([*RATES, "local"], WRONG_RATES),
+    "optimizer": Values(["sgd"], ["", "adma", "adam:lr=1", "adam:betas=1", "sgd:nesterov=1"]),
     "weight_decay": number("0", "0.01"),
     "momentum": number("0", "0.5", wrong=("1", "1.5")),
     "clip_norm": number("0", "1", "0.001"),
     "update": Values(["sum", "mean"], ["", "Sum", "median", "1"]),
     "weighting": Values(["uniform", "samples"], ["", "size", "Uniform"]),
     "preset": Values(["none", "authors"], ["", "author", "None"]),
-    "seed": whole(0, 1, 7, 123456789, none=True),
+    "seed": integer(0, 1, 7, 123456789, none=True),
     "device": Values(["cpu", "auto"], ["", "gpu", "cuda:99", "tpu", "cpu:x", "meta"]),
     "engine": Values(
         ["plain"] * 20 + ["auto"] * 8 + ["native", "native", "workers", "batched"],
@@ -161,19 +164,19 @@ SETTINGS = {
     ),
     "precision": Values(["fp32"], ["", "fp64", "FP32", "half"]),
     "dtype": Values(["float32", "float64"], ["", "float16", "double", "int"]),
-    "eval_every": whole(1, 2, 5),
+    "eval_every": integer(1, 2, 5),
     "diagnose": Values(
         ["off"] * 6 + ["every=1", "every=2,parts=false"], ["every=0", "every=-1", "every=x", "often", "every=1,parts=2", "1,2"]
     ),
     "state_budget": Values(["auto", "1", "0.5,2"], ["x", "-1", "nan", "1,2,3", "1,x"]),
-    "checkpoint_every": whole(0, 1, 2, none=True),
+    "checkpoint_every": integer(0, 1, 2, none=True),
     "plugins": Values(["plugin.py", "json"], ["", "nowhere.py", "broken.py", "no_such_module", ".", "plugin"]),
 }
 BASE = {"num_clients": "4", "rounds": "2", "steps": "1", "model": "linear", "availability": "always", "engine": "plain"}
 
 
 def mutated(rng: Random, text: str) -> str:
-    """A text with something removed, doubled, inserted or changed."""
+    """Return the text with a part removed, doubled, inserted or changed."""
     if rng.random() < 0.3:
         return rng.choice(ODD)
     at = rng.randrange(len(text) + 1)
@@ -183,5 +186,5 @@ def mutated(rng: Random, text: str) -> str:
 
 
 def harmless(text: str) -> str:
-    """Never an absolute path, never the user's home, and no NUL: no operating system passes one to a program."""
+    """Remove absolute paths, the user's home, and NUL, which operating systems do not pass to a program."""
     return text.replace("\0", "").lstrip("/~")

@@ -1,4 +1,4 @@
-"""Long and large runs that measure themselves, each in its own process: CPU time, memory and open files over time."""
+"""Long and large runs that measure their CPU time, memory and open files over time, each in its own process."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ import torch
 import mimicfl as mf
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-DIM = 4  # of the features of a sample
+DIM = 4  # features per sample
 
 
 class Stop(Exception):
@@ -20,7 +20,7 @@ class Stop(Exception):
 
 
 def many_rounds(settings: dict[str, Any], out: str) -> dict[str, Any]:
-    """A run with 40 measurements, interrupted shortly before its end, resumed, and called once more when finished."""
+    """Run with 40 measurements: interrupt it shortly before its end, resume it, and call it once more when it is finished."""
     experiment = mf.Experiment(**settings)
     rounds = settings["rounds"]
     stop = rounds - rounds // 20
@@ -45,7 +45,7 @@ def many_rounds(settings: dict[str, Any], out: str) -> dict[str, Any]:
 
 
 def many_clients(num_clients: int, rounds: int, partition: str, availability: str, algorithm: str, seed: int, out: str) -> dict[str, Any]:
-    """A few sparse rounds of a large population: seconds of CPU by stage, and the memory they took."""
+    """Run a few rounds with few active clients of a large population; return the CPU seconds per stage and the memory."""
     before, began = usage(), time.process_time()
     rng = np.random.default_rng(seed)
     y = rng.integers(0, 10, size=4 * num_clients)
@@ -70,12 +70,12 @@ def many_clients(num_clients: int, rounds: int, partition: str, availability: st
 
 
 def usage() -> dict[str, float]:
-    """Seconds of CPU, bytes of memory and open files of this process."""
+    """Return the CPU seconds, the bytes of memory and the open files of this process."""
     memory = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1]) * PAGE
     return {"cpu": time.process_time(), "memory": memory, "files": len(os.listdir("/proc/self/fd"))}
 
 
 def _tenths(values: list[int]) -> tuple[float, float]:
-    """The mean over the first and over the last tenth."""
+    """Return the means over the first and the last tenth."""
     count = max(1, len(values) // 10)
     return sum(values[:count]) / count, sum(values[-count:]) / count

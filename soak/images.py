@@ -1,4 +1,4 @@
-"""Pieces of random networks: images [C, H, W] and signals [C, L]."""
+"""Building blocks of random networks for images [C, H, W] and signals [C, L]."""
 
 import random
 
@@ -171,7 +171,7 @@ def rows(r: random.Random, shape: Shape, n: str) -> Text:
     return [], one(r, "x = x.flatten(2)", "x = x.mean(2)", "x = x.flatten(1, 2)")
 
 
-# --- what native compiles
+# --- layers that the native engine compiles
 
 
 @piece("image")

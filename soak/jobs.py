@@ -1,4 +1,4 @@
-"""Small experiments for `run`, `compare` and `sweep`, and the result of each when it is not disturbed."""
+"""Small experiments for `run`, `compare` and `sweep`, and their reference results without interruptions."""
 
 import hashlib
 import json
@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 from safetensors import safe_open
 
+import mimicfl as mf
 from mimicfl.seeds import stream
 from mimicfl.toml import dumps
 
 from .processes import Server
 
-VARIANTS = 4  # experiments per command and engine: few, so that their references are used often
-ALGORITHMS = ("fedavg", "fedprox:mu=0.1", "scaffold", "mifa:never_seen=exclude", "mimic", "fedvarp", "fedau:cutoff=3", "fedavgm")
+VARIANTS = 4  # experiments per command and engine; few, so that reference results are reused often
+ALGORITHMS = (*mf.algorithms.ALGORITHMS.factories, "fedprox:mu=0.1", "mifa:never_seen=exclude", "fedau:cutoff=3")
 AVAILABILITY = ("always", "static:0.4", "time-varying:0.3", "markov:0.3,0.5", "bounded:4", "cyclic:5,2", "label-correlated:rare=0.2")
 LANES = {"batched": 8, "streams": 4}
 Result = dict[str, dict[str, Any]]  # per run folder: a digest per tensor, and the rows
@@ -23,7 +24,7 @@ Result = dict[str, dict[str, Any]]  # per run folder: a digest per tensor, and t
 
 @dataclass(frozen=True)
 class Job:
-    """One command, without the folder it writes to."""
+    """A command without its output folder."""
 
     command: str
     engine: str
@@ -38,7 +39,7 @@ class Job:
         return f"{self.command}-{self.engine.replace(':', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     def arguments(self, out: Path, files: Path) -> list[str]:
-        """The command line; a sweep's grid is written to `files` first."""
+        """Return the command line; for a sweep, write its grid to `files` first."""
         if self.command == "sweep":
             grid = files / f"{self.name}.toml"
             grid.write_text(dumps(self.settings | {"engine": self.engine}) + self._grid(), encoding="utf-8")
@@ -54,7 +55,7 @@ class Job:
 
 
 def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
-    """The experiment of this number; it is the same in every soak."""
+    """Draw the experiment of this number, which is the same in every soak."""
     chance = stream(variant, f"soak {command} {engine}")
     processes = engine == "workers"
     settings: dict[str, Any] = {
@@ -62,19 +63,19 @@ def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
         "availability": str(chance.choice(AVAILABILITY)),
         "model": str(chance.choice(["logistic", "mlp:8", "mlp:12,6"])),
         "rounds": int(chance.integers(2, 5) if processes else chance.integers(10, 60)),
-        # Worker processes get long rounds, so that a kill falls into one.
+        # Rounds with worker processes are long, so that kills hit them.
         "steps": int(chance.integers(200, 500) if processes else chance.integers(1, 6)),
         "batch_size": int(chance.integers(2, 9)),
         "eval_every": int(chance.choice([1, 2, 5])),
         "checkpoint_every": int(chance.choice([0, 1, 3])),
-        "state_budget": str(chance.choice(["auto", "0"])),  # 0: per-client state goes to a memory-mapped file at once
+        "state_budget": str(chance.choice(["auto", "0"])),  # 0: per-client state is always in a memory-mapped file
         "momentum": float(chance.choice([0.0, 0.9])),
         "diagnose": str(chance.choice(["off", "off", "every=3"])),
         "seed": int(chance.integers(100)),
     }
     if processes:
         settings |= {"availability": "always", "eval_every": 5}
-    if processes or command != "run":  # diagnoses take longer than the training, and so do their pictures
+    if processes or command != "run":  # diagnostics and their plots take longer than the training
         settings["diagnose"] = "off"
     if settings["diagnose"] != "off":
         settings |= {"momentum": 0.0, "rounds": 12}
@@ -87,13 +88,13 @@ def draw(command: str, engine: str, variant: int, device: str = "cpu") -> Job:
     count = {"run": 1, "compare": 2, "sweep": 2}[command]
     algorithms = [str(name) for name in chance.choice(ALGORITHMS, size=count, replace=False)]
     if engine in LANES and command != "run":
-        engine = f"{engine}:{LANES[engine]}"  # with fixed lanes a run does not depend on those trained beside it
+        engine = f"{engine}:{LANES[engine]}"  # with fixed lanes, a run does not depend on the runs trained with it
     return Job(command, engine, settings, algorithms, 2 if command == "sweep" and not processes else 1, 2 if processes else 1)
 
 
 @dataclass
 class References:
-    """What each job ends with, and how long it takes, found once."""
+    """The result and the duration of each job without interruptions, computed once."""
 
     server: Server
     folder: Path
@@ -102,19 +103,19 @@ class References:
         self.known: dict[str, tuple[Result, float, tuple[int, int]]] = {}
 
     def of(self, job: Job) -> tuple[Result, float, tuple[int, int]]:
-        """The result of an undisturbed command, its seconds, its bytes and those of its largest file."""
+        """Return the result of an uninterrupted command, its seconds, its bytes and the bytes of its largest file."""
         if job.name not in self.known:
             out = self.folder / job.name
             process, _ = self.server.run(job.arguments(out, self.folder), threads=job.threads)
             if process.status != 0:
-                raise RuntimeError(f"an undisturbed command ends with {process.status}: {process.errors[-2000:]}")
+                raise RuntimeError(f"an uninterrupted command ends with {process.status}: {process.errors[-2000:]}")
             sizes = [file.stat().st_size for file in out.rglob("*") if file.is_file()]
             self.known[job.name] = read(out), process.took, (sum(sizes), max(sizes))
         return self.known[job.name]
 
 
 def read(out: Path) -> Result:
-    """Every run below `out`: all tensors of its checkpoint and result by digest, all rows but for the seconds they took."""
+    """Read every run below `out`: digests of all tensors of its checkpoint and result, and all rows without the seconds."""
     return {str(config.parent.relative_to(out)): _run(config.parent) for config in sorted(out.rglob("config.toml"))}
 
 
@@ -135,7 +136,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def _without_seconds(row: dict[str, Any]) -> dict[str, Any]:
-    """A row, and a diagnosis in it, without the time they took."""
+    """Return a row, and the diagnostics in it, without the time they took."""
     kept = {key: value for key, value in row.items() if key not in ("seconds", "crc")}  # the checksum covers the seconds
     return {key: _without_seconds(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
@@ -145,7 +146,7 @@ def _digest(values: np.ndarray) -> str:
 
 
 def difference(expected: Result, found: Result) -> str:
-    """What differs between two results, in one line; empty if nothing does."""
+    """Describe the difference between two results in one line; empty if they are equal."""
     if expected.keys() != found.keys():
         return f"runs {sorted(found)} instead of {sorted(expected)}"
     parts = [

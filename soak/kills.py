@@ -1,7 +1,7 @@
-"""Kills: commands are signalled at random or chosen moments, or run out of disk, and must then finish bit-equal to undisturbed ones.
+"""Kills: commands that are signalled, or run out of disk space, must finish bit-equal to uninterrupted ones.
 
-A trial disturbs one command up to four times, starts it again (or resumes it) after each time, and lets it finish. It then compares all
-tensors and rows with those of an undisturbed command, and looks for orphans, held locks, leftovers and tracebacks.
+A trial interrupts one command up to four times, at random or chosen moments, restarts or resumes it each time, and lets it finish. It then
+compares all tensors and rows with those of an uninterrupted command, and checks for orphans, held locks, leftover files and tracebacks.
 """
 
 import fcntl
@@ -26,25 +26,25 @@ from .jobs import Job, References
 from .outcome import Outcome
 from .processes import Process, Server
 
-# The lengths of these three lists have no common factor: 120 trials in a row try every combination.
+# The lengths of these three lists have no common factor, so 120 consecutive trials cover every combination.
 ENGINES = ("workers", "native", "plain", "batched", "auto")
 COMMANDS = ("run", "compare", "sweep")
 ACTIONS = ("SIGKILL", "SIGINT", "full disk", "SIGTERM", "SIGSTOP SIGKILL", "SIGINT SIGINT", "SIGHUP", "SIGSTOP SIGCONT")
 ENDS = {"SIGKILL": {-9}, "SIGINT": {130}, "SIGTERM": {-15, 143}, "SIGHUP": {-1, 129}, "SIGCONT": {0}}
-# Files whose changes are waited for, and how many changes at the most.
+# Files whose changes trigger a signal, and the maximum number of changes to wait for.
 AIMS = {"config.toml": 1, "env.json": 1, ".part": 8, ".tmp": 8, "rows.jsonl": 8, "checkpoint.safetensors": 8, "final.safetensors": 2}
 REPORTS = {"report.html": 1, ".png": 2}
 GPU = Path("/dev/nvidiactl")  # checked by file, since a process that has initialised CUDA cannot fork
 WORKER = "SIGKILL of a worker"
-FRESH = 0.04  # share of the commands that start in a new interpreter
-HANGS = 300.0  # seconds after which a command counts as hung
+FRESH = 0.04  # fraction of the commands that start in a new interpreter
+HANGS = 900.0  # seconds after which a command counts as hung; long, since the machine may be busy
 LINGERS = 20.0  # seconds after which a process that outlives its parent is an orphan
-RUNS_ON = 0.1  # seconds of CPU after which a worker has not noticed that its parent is dead
+RUNS_ON = 0.1  # CPU seconds after which a worker should have noticed that its parent is dead
 UGLY = ("Traceback", "Exception ignored", "Fatal Python error", "[Errno", "Bus error", "core dumped")
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    """Trials from `seed` on, until `enough()`."""
+    """Run trials, starting with `seed`, until `enough()`."""
     folder.mkdir(parents=True, exist_ok=True)
     unmount_all(folder)
     room = Path(tempfile.mkdtemp(prefix="kills-", dir=folder))
@@ -61,7 +61,7 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 class Trial:
-    """One command, and what is done to it."""
+    """One command and its interruptions."""
 
     def __init__(self, seed: int, room: Path, server: Server, references: References) -> None:
         self.seed, self.server, self.references = seed, server, references
@@ -70,7 +70,8 @@ class Trial:
         self.job = self._job()
         self.action = ACTIONS[seed % len(ACTIONS)]
         self.out = self.folder / "out"
-        own_cache = self.job.engine == "native" and self.chance.random() < 0.4  # its kernels are compiled in this trial
+        own_cache = self.job.engine == "native" and self.chance.random() < 0.4  # kernels are then compiled in this trial
+        own_cache = own_cache and self.action != "full disk"  # no compiling on a full disk: plain would be used, with a notice
         self.cache = self.folder / "cache" if own_cache else room / "cache"
         self.counts: Counter[str] = Counter({"trials": 1})
         self.story: list[str] = []
@@ -111,7 +112,7 @@ class Trial:
         self._finish()
 
     def _strike(self, action: str) -> bool:
-        """Start the command and disturb it; False if it has finished."""
+        """Start the command and interrupt it; return False if it finished first."""
         fresh = bool(self.chance.random() < FRESH)
         resume = self.chance.random() < 0.4 and any(self.out.rglob("config.toml"))
         process = self._launch(resume, fresh)
@@ -136,8 +137,8 @@ class Trial:
         return moments.draw(self.chance, self.duration + 2 * fresh, AIMS if self.job.command == "run" else AIMS | REPORTS)
 
     def _act(self, process: Process, action: str) -> None:
-        """Send the signals, and see how the command ends."""
-        # A terminal signals the whole group, `kill` one process.
+        """Send the signals and check how the command ends."""
+        # A terminal signals the whole process group, `kill` a single process.
         group = bool(self.chance.random() < (0.7 if action.startswith(("SIGINT", "SIGHUP")) else 0.3))
         if action == WORKER:
             workers = [member for member in process.others() if member.name.startswith("python")]
@@ -153,7 +154,7 @@ class Trial:
         self._judge(process, action)
 
     def _judge(self, process: Process, action: str) -> None:
-        """Is the end as it should be?"""
+        """Check the exit status and the error output."""
         status = process.wait(HANGS)
         if status is None:
             self.problems.append(f"hangs: no end {HANGS:.0f} s after {action or 'the start'}")
@@ -164,7 +165,7 @@ class Trial:
         if status not in expected | {0} and not (status == -signal.SIGINT and not errors):
             self.problems.append(f"ends with {status} instead of {sorted(expected | {0})}, stderr {errors[-1500:]!r}")
         elif status > 0 and "mimicfl: " not in errors:
-            self.problems.append(f"ends with {status} and no sentence, stderr {errors[-1500:]!r}")
+            self.problems.append(f"ends with {status} and no message, stderr {errors[-1500:]!r}")
         if found := [word for word in UGLY if word in errors]:
             self.problems.append(f"stderr has {found[0]!r}: {errors[-1500:]!r}")
         self._count(action, status)
@@ -175,7 +176,7 @@ class Trial:
             self.counts.update({action: 1, self.job.engine.partition(":")[0]: 1, self.job.command: 1, "kills": int(status != 0)})
 
     def _orphans(self, process: Process) -> None:
-        """No process of the session may be left: workers end with their parent, a compiler when it is done."""
+        """Check that no process of the session is left: workers end with their parent, a compiler when it is done."""
         first = {member.pid: member.cpu for member in process.others()}
         until = time.monotonic() + LINGERS
         while left := process.others():
@@ -187,7 +188,7 @@ class Trial:
             time.sleep(0.01)
 
     def _fill(self) -> None:
-        """The disk becomes full during the run; then there is space again."""
+        """Let the disk become full during the run, then free space again."""
         disk = self.folder / "disk"
         whole, largest = self.sizes
         share = float(np.exp(self.chance.uniform(np.log(0.02), 0)))
@@ -198,7 +199,7 @@ class Trial:
                 make_room(disk)
             process = self._launch(limits={"RLIMIT_FSIZE": max(4096, int(share * largest))} if limited else {})
             self.story[-1] += (
-                f", files of at most {share:.2f} of what is needed" if limited else f", {share:.2f} of the room that is needed"
+                f", files of at most {share:.2f} of what is needed" if limited else f", {share:.2f} of the space that is needed"
             )
             try:
                 self._judge(process, "full disk")
@@ -217,7 +218,7 @@ class Trial:
         return self.server.start(arguments, threads=self.job.threads, fresh=fresh, environment=environment, limits=limits)
 
     def _finish(self) -> None:
-        """Undisturbed to the end: the command itself, perhaps after `resume`."""
+        """Let the command finish without interruptions, perhaps after `resume`."""
         resume = self.chance.random() < 0.5 and any(self.out.rglob("config.toml"))
         for resumed in [True, False] if resume else [False]:
             process = self._launch(resumed)
@@ -248,7 +249,7 @@ class Trial:
 
 
 def leftovers(*folders: Path) -> list[str]:
-    """Leftover files: incomplete and temporary ones, except those of a killed compiler."""
+    """Return leftover files: incomplete and temporary ones, except those of a killed compiler."""
     names = {entry.path: entry.name for folder in folders for entry in moments.walk(folder)}
     return sorted(path for path, name in names.items() if name.endswith(".part") or name.startswith((".rows-", "tmp", ".tmp")))
 
@@ -260,7 +261,7 @@ def _works(process: Process) -> None:
 
 
 def _imports(process: Process) -> bool:
-    """Wait until a new interpreter has begun to import PyTorch: Ctrl-C during Python's own startup is not tested."""
+    """Wait until a new interpreter begins to import PyTorch, because Ctrl-C during Python's startup is not tested."""
     while process.wait(0.005) is None:
         try:
             if "libtorch" in Path(f"/proc/{process.pid}/maps").read_text(encoding="utf-8", errors="replace"):

@@ -1,6 +1,6 @@
-"""Long runs: 20,000 rounds, 100,000 clients, a sweep of 600 runs. Memory, open files and time per round must not grow with them.
+"""Long runs: 20,000 rounds, 100,000 clients, a sweep of 600 runs. Memory, open files and time per round must not grow.
 
-The trials with the seeds 0, 1 and 2 are a hundredth of that size; they check everything but the time.
+The trials with seeds 0, 1 and 2 have a hundredth of that size; they check everything except the time.
 """
 
 import itertools
@@ -19,16 +19,16 @@ from .processes import TICK, Process, Server
 SMALL = 3  # the first trials are small
 ROUNDS, CLIENTS, RUNS = 20_000, 100_000, 600
 TOO_MUCH = 2.0  # largest accepted ratio of late to early rounds, and of cost per client in a large and a small population
-ROW = 8192  # bytes of memory that a round may leave behind: its row
+ROW = 8192  # bytes of memory that a round may keep, for its row
 CLIENT = 20_000  # bytes of memory per client of a population
-SLACK = 64 * 2**20  # bytes of memory that do not count
-ENOUGH = 1.0  # seconds of CPU below which times are not compared
-DESCRIPTORS = 1024  # open files that most systems allow
+SLACK = 64 * 2**20  # bytes of memory that are tolerated
+ENOUGH = 1.0  # CPU seconds below which times are not compared
+DESCRIPTORS = 1024  # limit of open files on most systems
 LONGEST = 3600.0
 
 
 def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]:
-    """Trials from `seed` on, until `enough()`."""
+    """Run trials, starting with `seed`, until `enough()`."""
     folder.mkdir(parents=True, exist_ok=True)
     room = Path(tempfile.mkdtemp(prefix="long-", dir=folder))
     server = Server(room / "processes", {"MIMICFL_CACHE": str(room / "cache")})
@@ -43,7 +43,7 @@ def trials(seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outc
 
 
 class Trial:
-    """One long run, and what is wrong with it."""
+    """One long run and the problems found in it."""
 
     counted = ""
 
@@ -84,7 +84,7 @@ class Trial:
 
 
 class Rounds(Trial):
-    """Very many rounds of a tiny problem."""
+    """A run of a tiny problem with very many rounds."""
 
     counted = "rounds"
 
@@ -127,13 +127,13 @@ class Rounds(Trial):
 
 
 class Clients(Trial):
-    """A few sparse rounds of a very large population, and of a tenth of it."""
+    """A few rounds with few active clients of a very large population, and of a tenth of it."""
 
     counted = "clients"
 
     def play(self) -> int:
         clients, rounds = int(CLIENTS * self.scale), 20
-        turn = self.seed // 3  # in turn: there are few trials of this size
+        turn = self.seed // 3  # cycle through the settings, since there are few trials of this size
         common = {
             "rounds": rounds,
             "partition": ("iid", "shards", "classes")[turn % 3],
@@ -153,14 +153,14 @@ class Clients(Trial):
         return clients
 
     def _measure(self, clients: int, pattern: str, common: dict[str, Any]) -> Any:
-        """About ten active clients per round, whatever the population."""
+        """Measure a run with about ten active clients per round, independent of the population."""
         availability = pattern.format(f"{10 / clients:.9f}")
         out = str(self.folder / str(clients))
         return self.call("many_clients", {**common, "num_clients": clients, "availability": availability, "out": out})
 
 
 class Runs(Trial):
-    """A sweep of very many runs, and of a tenth of them; the large one once more when it is finished."""
+    """A sweep of very many runs and one of a tenth of them; the large one is called again when it is finished."""
 
     counted = "runs"
 
@@ -195,7 +195,7 @@ class Runs(Trial):
 
 
 def _watched(process: Process) -> dict[str, float]:
-    """The most memory and open files a process had, and the CPU time it took."""
+    """Return the peak memory, the peak number of open files and the CPU time of a process."""
     most = {"memory": 0.0, "files": 0.0}
     place = Path(f"/proc/{process.pid}")
     while process.wait(0.1) is None:
@@ -203,7 +203,7 @@ def _watched(process: Process) -> dict[str, float]:
             status = dict(line.split(":", 1) for line in (place / "status").read_text(encoding="utf-8").splitlines())
             most["memory"] = max(most["memory"], int(status.get("VmHWM", "0 kB").split()[0]) * 1024)
             most["files"] = max(most["files"], len(list((place / "fd").iterdir())))
-        except OSError:  # it is ending
+        except OSError:  # the process is ending
             continue
-    fields = (place / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()  # it stays a zombie until it is closed
+    fields = (place / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()  # the process stays a zombie until it is closed
     return {**most, "cpu": (int(fields[11]) + int(fields[12])) / TICK}

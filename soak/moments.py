@@ -1,4 +1,4 @@
-"""When a signal is sent: after a while, or as soon as a file appears or changes."""
+"""Chooses when a signal is sent: after some time, or as soon as a file appears or changes."""
 
 import os
 import time
@@ -16,7 +16,7 @@ State = dict[str, tuple[int, int, int]]
 
 @dataclass(frozen=True)
 class Moment:
-    """`seconds` after the start; or, with a `name`, `seconds` after files with that name have changed `times` times."""
+    """A moment: `seconds` after the start or, with a `name`, `seconds` after files with that name have changed `times` times."""
 
     seconds: float
     name: str = ""
@@ -27,7 +27,7 @@ class Moment:
         return f"{after} change {self.times} of *{self.name}*" if self.name else f"{after} the start"
 
     def wait(self, process: Process, folders: list[Path], limit: float) -> bool:
-        """Wait for the moment; False if the process ended first."""
+        """Wait for the moment; return False if the process ended first."""
         until = time.monotonic() + limit
         before, seen = _state(folders, self.name), 0
         while self.name and seen < self.times:
@@ -40,9 +40,9 @@ class Moment:
 
 
 def draw(chance: np.random.Generator, duration: float, names: dict[str, int]) -> Moment:
-    """Half of the moments are aimed at a file, half fall anywhere in the time that the whole command takes.
+    """Draw a moment: half of them follow a change of a file, half fall anywhere in the duration of the command.
 
-    `names` says how many changes to wait for at the most.
+    `names` gives the maximum number of changes to wait for, per file.
     """
     if chance.random() < 0.5:
         return Moment(float(chance.uniform(0, duration)))
@@ -57,13 +57,13 @@ def _state(folders: list[Path], name: str) -> State:
 def _stat(entry: "os.DirEntry[str]") -> tuple[int, int, int]:
     try:
         found = entry.stat(follow_symlinks=False)
-    except OSError:  # gone already
+    except OSError:  # already deleted
         return 0, 0, 0
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def walk(folder: Path | str) -> Iterator["os.DirEntry[str]"]:
-    """All files below a folder, also one that is being changed."""
+    """Yield all files below a folder, even while it changes."""
     try:
         entries = list(os.scandir(folder))
     except OSError:

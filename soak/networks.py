@@ -1,8 +1,8 @@
-"""Random small networks as source code, as a user could have written them, drawn from a seed.
+"""Random small networks as source code, as a user could write them, drawn from a seed.
 
-A network is a list of pieces, each a name and a seed for its details. A piece turns the shape it is given into program text; the text is
-run on zeros to find the next shape, and a piece that does not fit there is left out. So any piece can be dropped and the rest is still a
-network.
+A network is a list of pieces; each has a name and a seed for its details. A piece generates source code for its input shape. The code is
+run on zeros to find the output shape, and a piece that does not fit is left out. Any piece can therefore be removed, and the rest is
+still a network.
 """
 
 import random
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Piece = tuple[str, int]  # its name in PIECES, the seed of its details
+Piece = tuple[str, int]  # name in PIECES, seed of the details
 Shape = tuple[int, ...]
 Text = tuple[list[str], list[str]]  # lines of __init__, lines of forward
-MOST_NUMBERS = 400  # values per sample that a piece may output: more would only take longer
+MOST_NUMBERS = 400  # maximum number of outputs of a piece per sample, to limit the time
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of piece: the domains it takes ("" for all), the domain it gives ("" for the same), and what writes it."""
+    """A kind of piece: its input domains ("" for all), its output domain ("" for the same), and the function that writes its code."""
 
     takes: str
     gives: str
@@ -43,7 +43,7 @@ def piece(takes: str = "", gives: str = "") -> Callable[[Callable[[random.Random
 
 @dataclass
 class Network:
-    """The source code of a network as it grows, and its current output."""
+    """The source code of a growing network, and its current output shape."""
 
     domain: str  # "image", "signal", "sequence", "vector" or "tokens"
     shape: Shape
@@ -52,7 +52,7 @@ class Network:
     used: list[str] = field(default_factory=list)
 
     def add(self, piece: Piece) -> bool:
-        """Append a piece; False if it does not fit here."""
+        """Append a piece; return False if it does not fit."""
         kind = PIECES[piece[0]]
         if kind.takes and self.domain not in kind.takes.split():
             return False
@@ -69,7 +69,7 @@ class Network:
 
 
 def shape_after(inits: Sequence[str], lines: Sequence[str], shape: Shape, domain: str) -> Shape | None:
-    """What these lines make of one sample in training mode (where BatchNorm refuses a single value); None if they do not fit."""
+    """Return the output shape of these lines in training mode (where BatchNorm refuses a single value); None if they do not fit."""
     module = nn.Module()
     x = torch.zeros(1, *shape, dtype=torch.long if domain == "tokens" else torch.float32)
     names: dict[str, Any] = {"torch": torch, "nn": nn, "F": F, "self": module, "x": x}
@@ -85,7 +85,7 @@ def shape_after(inits: Sequence[str], lines: Sequence[str], shape: Shape, domain
 
 
 def grow(domain: str, shape: Shape, pieces: Sequence[Piece]) -> Network:
-    """The network of these pieces, ending in a vector per sample."""
+    """Build the network of these pieces, which ends with one vector per sample."""
     network = Network(domain, shape)
     for each in pieces:
         network.add(each)
@@ -95,7 +95,7 @@ def grow(domain: str, shape: Shape, pieces: Sequence[Piece]) -> Network:
 
 
 def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int, without: Sequence[str] = ()) -> list[Piece]:
-    """This many random pieces that fit one after another."""
+    """Draw `count` random pieces that fit one after another."""
     network, pieces = Network(domain, shape), []
     for _ in range(10 * count):
         fitting = [
@@ -114,7 +114,7 @@ def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int, without
 
 
 def draw_chain(r: random.Random, variant: random.Random, shape: Shape) -> list[Piece]:
-    """A chain of layers as the native engine compiles them. The layers come from `r`; how each is spelled comes from `variant`."""
+    """Draw a chain of layers that the native engine supports: the layers from `r`, the way each one is written from `variant`."""
     names = ["plain_linear"] * r.randrange(3)
     if len(shape) == 3:
         body = r.choice([["plain_conv"], ["plain_conv", "plain_pool"], ["plain_conv", "plain_pool", "plain_conv"]])

@@ -13,12 +13,12 @@ class Outcome:
     """One trial.
 
     part        which part of the soak: "command lines", "API calls", "engine comparisons", "kills", "long runs"
-    verdict     "ok": it did what it should; "refused": one sentence and exit code 2 (or UsageError); "failed": a defect
+    verdict     "ok": correct behaviour; "refused": one sentence and exit code 2 (or UsageError); "failed": a defect
     seed        `python -m soak PART --seed SEED --trials 1` repeats this trial
     what        the trial in one line
-    detail      of a failure: what was seen, what was expected
-    reproduce   of a failure: the smallest command or program that shows it
-    counts      what else to add up, e.g. {"native": 1} for the engines compared
+    detail      for a failure: what was observed and what was expected
+    reproduce   for a failure: the smallest command or program that reproduces it
+    counts      other counters, e.g. {"native": 1} for the compared engine
     """
 
     part: str
@@ -31,6 +31,6 @@ class Outcome:
 
 
 class Part(Protocol):
-    """A module of the soak has a function like this: trials from `seed` on (trial k has the seed `seed + k`), until `enough()`."""
+    """The function `trials` of a part: it runs trials until `enough()`; trial k has the seed `seed + k`."""
 
     def __call__(self, seed: int, enough: Callable[[], bool], folder: Path) -> Iterator[Outcome]: ...

@@ -1,4 +1,4 @@
-"""Names that generated calls may use."""
+"""The names that generated calls may use."""
 
 from pathlib import Path
 
@@ -22,4 +22,4 @@ with torch.no_grad():
     for _p in model.parameters():
         _p.copy_(torch.randn(_p.shape, generator=_generator) / 3)
 experiment = mf.Experiment(num_clients=4, rounds=2, steps=1, model="linear", availability="always", engine="plain")
-torch.manual_seed(0)  # modules in a call's text draw their weights from this generator
+torch.manual_seed(0)  # modules created by a call draw their weights from this generator

@@ -1,4 +1,4 @@
-"""Random federated problems as source code: a network, its data and clients, a loss, local work and an algorithm."""
+"""Random federated problems as source code: a network, data and clients, a loss, local training and an algorithm."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -19,7 +19,7 @@ HEADS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """Everything that is drawn; `text()` is the program."""
+    """A drawn problem; `text()` returns its program."""
 
     seed: int
     domain: str
@@ -32,11 +32,11 @@ class Problem:
     loss: str = "'cross-entropy'"
     dtype: str = "float32"
     x_dtype: str = "float32"
-    test_dtype: str = ""  # of the test samples, if different
+    test_dtype: str = ""  # dtype of the test samples, if different
     augment: bool = False
     sizes: tuple[int, ...] = (6, 5)
     single_class: bool = False  # clients hold one class each, if possible
-    sorted: bool = False  # samples come class by class, but clients hold all of them
+    sorted: bool = False  # samples are ordered by class, but every client holds all classes
     overlap: bool = False
     algorithm: str = "fedavg"
     availability: str = "always"
@@ -48,7 +48,7 @@ class Problem:
         return grow(self.domain, self.shape, self.pieces)
 
     def text(self) -> str:
-        """A program with a function `problem` that makes the arguments of `mf.simulate`."""
+        """Return a program with a function `problem` that creates the arguments of `mf.simulate`."""
         network = self.network()
         init, apply = (line.format(i=network.shape[0], o=self.outputs) for line in HEADS[self.head])
         loss = self.loss.replace(
@@ -61,6 +61,7 @@ class Problem:
             forward="\n        ".join([*network.forward, apply, self.tail]),
             loss=loss,
             data=self._data(),
+            kind="Local" if self.local.keys() & {"optimizer", "nesterov"} else "LocalSGD",
             local=", ".join(f"{key}={value!r}" for key, value in self.local.items()),
             words=", ".join(f"{key}={value!r}" for key, value in words.items()),
             seed=self.seed,
@@ -92,7 +93,7 @@ class Problem:
         return "\n    ".join([*lines, "split.append(split[0])"] if self.overlap else lines)
 
     def simpler(self) -> Iterator["Problem"]:
-        """Problems with one thing less, the largest steps first."""
+        """Yield simpler problems, each with one simplification, the largest ones first."""
         for k in range(len(self.pieces)):
             yield replace(self, pieces=self.pieces[:k] + self.pieces[k + 1 :])
         plain = {"tail": "return x", "head": "linear", "loss": USUAL[self.labels], "augment": False, "algorithm": "fedavg", "more": {}}
@@ -108,8 +109,9 @@ class Problem:
         for name, value in plain.items():
             if getattr(self, name) != value and not (name == "x_dtype" and self.domain == "tokens"):
                 yield replace(self, **{name: value})
-        for key in self.local.keys() - {"lr", "batch_size"}:
-            yield replace(self, local={k: v for k, v in self.local.items() if k != key})
+        for key in self.local.keys() - {"lr", "batch_size", "eps", "betas"}:
+            needs = {"momentum": ["nesterov"], "optimizer": ["eps", "betas"]}.get(key, [])
+            yield replace(self, local={k: v for k, v in self.local.items() if k not in (key, *needs)})
         lists = any(isinstance(value, list) for value in self.local.values())
         if len(self.sizes) > 1 and not lists:
             yield from (replace(self, sizes=self.sizes[:k] + self.sizes[k + 1 :]) for k in range(len(self.sizes)))
@@ -147,6 +149,6 @@ def problem():
     chance = torch.Generator().manual_seed({seed})
     {data}
     loss = {loss}
-    local = mf.LocalSGD({local})
+    local = mf.{kind}({local})
     return dict(model=model, data=data, split=split, local=local, loss=loss, device=DEVICE, {words})
 """

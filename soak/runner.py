@@ -1,4 +1,4 @@
-"""Runs the parts side by side, watches their processes and collects their outcomes."""
+"""Runs the parts in parallel, monitors their processes and collects their outcomes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from .outcome import Outcome
 from .parts import Entry
 
 ROOT = Path(__file__).resolve().parents[1]
-APART = 1_000_000  # between the first seeds of two processes of one part
+APART = 1_000_000  # distance between the first seeds of two processes of one part
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Process:
             self.heard = time.monotonic() if found else self.heard
 
     def watch(self) -> None:
-        """Detect its end; a crash, a long silence and an end without any trial are failures."""
+        """Detect the end of the process. A crash, a long silence and an end without any trial are failures."""
         code = self.child.poll()
         silent = (time.monotonic() - self.heard) / 60
         self.listen()
@@ -55,7 +55,7 @@ class Process:
         elif code:
             self._fail(f"its process ended with {code}")
         elif code == 0 and not self.outcomes:
-            self._fail("it tried nothing")
+            self._fail("it ran no trial")
         self.ended = self.ended or code is not None
 
     def _fail(self, reason: str) -> None:
@@ -76,7 +76,7 @@ class Process:
 def run(
     parts: Mapping[str, Entry], seed: int, minutes: float, trials: int, out: Path, show: Callable[[list[Process]], None], every: float = 1.0
 ) -> list[Outcome]:
-    """All outcomes of these parts; `show` is called regularly. Ctrl-C ends the trials, not the report."""
+    """Run these parts and return all outcomes; `show` is called regularly. Ctrl-C ends the trials but not the report."""
     out.mkdir(parents=True, exist_ok=True)
     beside = max(1, (os.cpu_count() or 1) // len(parts))
     processes = [

@@ -1,4 +1,4 @@
-"""One trial in a forked child: its output, its exit code, what it raised, and whether it left processes behind."""
+"""Runs a trial in a forked child and returns its output, its exit code, its error, and whether it left processes behind."""
 
 import json
 import multiprocessing.util
@@ -17,15 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MEMORY = 8 << 30  # bytes of address space: a larger request must raise an error, not exhaust the machine
-BUSY = 60  # seconds of processor time after which a trial counts as hung: the slowest valid one takes about five
-HANG = 300.0  # seconds of wall-clock time, for a trial that waits; long, since the machine may be busy
-GRACE = 3.0  # seconds in which helper processes may notice that their parent has ended
+MEMORY = 8 << 30  # bytes of address space, so that a larger request raises an error instead of exhausting the machine
+BUSY = 60  # seconds of processor time after which a trial counts as hung; the slowest valid one takes about five
+HANG = 900.0  # seconds of wall-clock time, for a trial that waits; long, since the machine may be busy
+OURS = (  # warnings that the package itself gives
+    r"(shards|classes|anchored) uses",
+    r"the source of .* cannot be read",
+    r"the model has BatchNorm",
+    r"\w+ takes the clients' mean steps",
+)
+GRACE = 3.0  # seconds for helper processes to notice that their parent has ended
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a child ended: `code` is None where it hung, negative where a signal ended it."""
+    """How a child ended. `code` is None if it hung, and negative if a signal ended it."""
 
     code: int | None
     out: str
@@ -35,7 +41,7 @@ class Ended:
 
     @property
     def trouble(self) -> str:
-        """What no trial may do, in words; empty if all is well."""
+        """Describe behaviour that no trial may show; empty if there is none."""
         if self.code is None or self.code == -signal.SIGXCPU:
             return "hang: no end after " + (f"{HANG:.0f} s" if self.code is None else f"{BUSY} s of work")
         if self.code < 0:
@@ -67,8 +73,13 @@ def _child(work: Callable[[], Any], folder: Path, out: int, err: int, answer: in
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         resource.setrlimit(resource.RLIMIT_CPU, (BUSY, BUSY + 5))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        warnings.simplefilter("error")  # a warning of NumPy or PyTorch is not meant for users
-        for ours in (r"(shards|classes|anchored) uses", r"the source of .* cannot be read", r"the model has BatchNorm"):
+        warnings.simplefilter("error")  # users must not see warnings of NumPy or PyTorch
+        for ours in (
+            r"(shards|classes|anchored) uses",
+            r"the source of .* cannot be read",
+            r"the model has BatchNorm",
+            r"\w+ takes the clients' mean steps",
+        ):
             warnings.filterwarnings("ignore", ours)
         found = work()
         code = found if isinstance(found, int) else 0
@@ -98,7 +109,7 @@ def _wait(pid: int, timeout: float) -> int | None:
 
 
 def _orphans(group: int, grace: float) -> bool:
-    """Are there processes left of this child's session? They are ended."""
+    """Return whether processes of this child's session are left, and end them."""
     limit = time.monotonic() + grace
     while _alive(group):
         if time.monotonic() >= limit:
@@ -117,7 +128,7 @@ def _alive(group: int) -> bool:
 
 
 def site(text: str) -> str:
-    """The error and the package's last line in a traceback, to recognise failures with the same cause."""
+    """Return the error and the package's last line of a traceback, to recognise failures with the same cause."""
     error = next(
         (line for line in reversed(text.strip().splitlines()) if re.match(r"[\w.]+(Error|Exception|Warning|Exit|Interrupt)?\b", line)), "?"
     )

@@ -1,10 +1,10 @@
-"""Pieces of random networks: tokens [L], sequences [L, D] and vectors [D]."""
+"""Building blocks of random networks for tokens [L], sequences [L, D] and vectors [D]."""
 
 import random
 
 from .networks import Shape, Text, one, piece
 
-WORDS = 11  # different tokens
+WORDS = 11  # size of the vocabulary
 
 
 # --- tokens [L]

@@ -1,7 +1,7 @@
-"""A process that has imported mimicfl and forks on demand: a command then starts in milliseconds instead of seconds.
+"""A fork server: a process that has imported mimicfl and forks on request, so that a command starts in milliseconds instead of seconds.
 
-It reads one order per line from its standard input and answers in lines of JSON: the child's pid at once, its status when it has ended.
-The child stays a zombie until the next line arrives, so its pid, group and session cannot be reused while somebody examines them.
+It reads one request per line from its standard input and replies with lines of JSON: the child's pid at once, its status when it has
+ended. The child stays a zombie until the next line arrives, so its pid, group and session cannot be reused while they are examined.
 """
 
 import gc
@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # what the batched engine would import in every child
 
-import mimicfl.cli.main  # noqa: F401  here, since the command imports it only when it is called
 import mimicfl_command  # type: ignore[import-untyped]
 
+from .preload import preload
+
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INSTALLED = "import sys; from mimicfl_command import main; sys.exit(main())"  # what the installed command does
+INSTALLED = "import sys; from mimicfl_command import main; sys.exit(main())"  # same as the installed command
 
 
 def serve() -> int:
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # a signal must not arrive before the new child can handle it
-    torch.set_num_threads(1)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD)  # signals must not arrive before the new child can handle them
+    preload()
     gc.freeze()
     say = os.fdopen(os.dup(1), "w", encoding="utf-8")
     while line := sys.stdin.readline():
@@ -46,9 +46,9 @@ def serve() -> int:
 
 
 def obey(order: dict[str, Any]) -> int:
-    """In the child: become the command, in a session of its own."""
+    """Run the command in the child process, in its own session."""
     os.setsid()
-    for number in HELD:  # a soak in the background inherits ignored ones
+    for number in HELD:  # a soak in the background inherits ignored signals
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT and not order["fresh"] else signal.SIG_DFL)
     for descriptor, file in ((0, os.devnull), (1, order["stdout"]), (2, order["stderr"])):
         opened = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
@@ -68,7 +68,7 @@ def obey(order: dict[str, Any]) -> int:
 def _begin(begin: Callable[[], int]) -> int:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
-    except KeyboardInterrupt:  # as the installed command does before it has begun
+    except KeyboardInterrupt:  # same as the installed command during its startup
         os.write(2, b"\nmimicfl: stopped before anything was begun\n")
         os._exit(130)
     return begin()
@@ -80,7 +80,7 @@ def _command(arguments: list[str]) -> int:
 
 
 def _call(order: dict[str, Any]) -> int:
-    """A function of the soak, whose result goes into a file."""
+    """Call a function of the soak and write its result to a file."""
     module, _, function = order["call"].partition(":")
     found = getattr(importlib.import_module(module), function)(**order["arguments"])
     Path(order["result"]).write_text(json.dumps(found), encoding="utf-8")

@@ -1,15 +1,15 @@
-"""Shrinks a failure: pieces are removed as long as it fails in the same way."""
+"""Shrinks a failure by removing pieces as long as it fails in the same way."""
 
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
-SECONDS = 20.0  # for one failure
+SECONDS = 20.0  # per failure
 
 
 def shrink(pieces: Sequence[T], fails: Callable[[list[T]], bool], seconds: float = SECONDS) -> list[T]:
-    """Drop pieces, halves first and then one by one, while `fails` returns true."""
+    """Remove pieces, first halves and then single ones, as long as `fails` returns True."""
     left, limit, size = list(pieces), time.monotonic() + seconds, max(1, len(pieces) // 2)
     while left and time.monotonic() < limit:
         start, before = 0, len(left)

@@ -1,4 +1,4 @@
-"""The outcomes as one table and a list of failures, on the screen and in Markdown."""
+"""Formats the outcomes as a table and a list of failures, for the screen and in Markdown."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from .outcome import Outcome
 
 HEAD = ("part", "tried", "ok", "refused cleanly", "failed", "counts")
-SEEDS = 8  # shown of each failure
+SEEDS = 8  # number of seeds shown per failure
 
 
 def lines(outcomes: Sequence[Outcome], parts: Iterable[str]) -> list[tuple[str, ...]]:
-    """One line per part, in order, and one for all of them."""
+    """Return one line per part, in order, and one for the total."""
     found = []
     for part in parts:
         own = [outcome for outcome in outcomes if outcome.part == part]
@@ -27,7 +27,7 @@ def _numbers(outcomes: Sequence[Outcome]) -> tuple[str, ...]:
 
 
 def failures(outcomes: Sequence[Outcome]) -> list[str]:
-    """A paragraph for each kind of failure: those whose detail begins with the same line are one kind."""
+    """Return one paragraph per kind of failure; failures whose details begin with the same line are of one kind."""
     kinds: dict[tuple[str, str], list[Outcome]] = {}
     for outcome in outcomes:
         if outcome.verdict == "failed":

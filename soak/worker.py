@@ -1,4 +1,4 @@
-"""`python -m soak.worker MODULE SEED SECONDS TRIALS FOLDER OUTCOMES`: one process of a part; outcomes are lines of JSON."""
+"""`python -m soak.worker MODULE SEED SECONDS TRIALS FOLDER OUTCOMES`: one process of a part, which writes its outcomes as lines of JSON."""
 
 import dataclasses
 import importlib
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main(module: str, seed: str, seconds: str, trials: str, folder: str, outcomes: str) -> None:
-    """Run trials until the time or their number is reached; 0 means no limit."""
+    """Run trials until the time limit or the number of trials is reached; 0 means no limit."""
     limit = time.monotonic() + float(seconds) if float(seconds) else float("inf")
     most, done = int(trials) or sys.maxsize, 0
 

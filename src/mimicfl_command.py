@@ -1,10 +1,16 @@
-"""The command `mimicfl`. It stands beside the package, whose import takes seconds: Ctrl-C must be calm meanwhile, too."""
+"""The command `mimicfl`. It stands beside the package: Ctrl-C must be calm while the package is imported, too."""
 
 import os
 import signal
+import sys
 
 
 def main() -> int:
+    if sys.argv[1:] == ["--version"]:
+        from mimicfl import __version__
+
+        print(f"mimicfl {__version__}")
+        return 0
     heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where the caller has Ctrl-C ignored
     if heard:
         signal.signal(signal.SIGINT, _stop)
@@ -24,6 +30,6 @@ def main() -> int:
 
 
 def _stop(*_: object) -> None:
-    """End at once: a KeyboardInterrupt in the middle of PyTorch's import can abort the process, and there is nothing to save."""
+    """End at once: a KeyboardInterrupt in the middle of an import can abort the process, and there is nothing to save."""
     os.write(2, b"\nmimicfl: stopped before anything was begun\n")
     os._exit(130)

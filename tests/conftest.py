@@ -5,6 +5,7 @@ import os
 import sys
 import time
 import zlib
+from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"  # also for programs that tests start: more threads than cores stall each other
 
@@ -15,9 +16,13 @@ from hypothesis import HealthCheck, settings
 
 import mimicfl as mf
 from mimicfl.metrics.store import RunFolder
+from mimicfl.problem import Problem
 from mimicfl.registry import NAMED_BY
+from mimicfl.simulation.run import Run
 from mimicfl.toml import dumps
 
+BUILT_IN = dict(mf.algorithms.ALGORITHMS.factories)  # name -> class, before any test registers its own
+ROOT = Path(__file__).parent.parent
 torch.set_num_threads(1)
 # The same examples in every run, and no deadline: a busy machine is not a failure.
 settings.register_profile("suite", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow])
@@ -122,3 +127,12 @@ def random_schedule(rounds: int, clients: int, seed: int, p: float = 0.4) -> np.
     available[0] = True
     available[rounds // 2] = False
     return available
+
+
+def make_run(model, data, split, *, algorithm="mimic", availability="always", rounds=1, seed=0, local=None, loss=None, **change):
+    """A run before its first round, as `simulate` makes it."""
+    how = {"weighting": "uniform", "device": "cpu", "precision": "fp32"}
+    where = [change.pop(name, value) for name, value in how.items()]
+    problem = Problem.of(model, data, split, local or mf.LocalSGD(epochs=1), loss, *where)
+    settings = {"uploads": None, "global_lr": "local", "update": "sum", "eval_every": 1} | change
+    return Run(problem, algorithm=algorithm, availability=availability, rounds=rounds, seed=seed, **settings)

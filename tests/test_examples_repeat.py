@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from mimicfl.clients.models import MODELS
 from mimicfl.data.datasets import DATASETS
-from mimicfl.local.models import MODELS
 
 ROOT = Path(__file__).parent.parent
 
 
 def result(source, state):
-    """What a script prints and its final model, started with torch's generator in this state."""
+    """Run a script with torch's global generator seeded with `state`; return its output and its final parameters."""
     torch.manual_seed(state)
     out, names = io.StringIO(), {"__name__": "__main__"}
     with contextlib.redirect_stdout(out):
@@ -24,13 +24,14 @@ def result(source, state):
 
 
 def shortened(source, rounds=5):
-    """With fewer rounds."""
-    short, places = re.subn(r"\brounds=\d+", f"rounds={rounds}", source)
-    assert places
+    """The same script with fewer rounds."""
+    short, count = re.subn(r"\brounds=\d+", f"rounds={rounds}", source)
+    assert count
     return short
 
 
-def test_the_python_example_of_the_readme(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_readme_example_repeats(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     [source] = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (first, w), (second, v) = (result(shortened(source), state) for state in (1, 2))
@@ -39,10 +40,11 @@ def test_the_python_example_of_the_readme(tmp_path, monkeypatch):
     assert torch.equal(w, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["each_round", "own_model_and_data"])
-def test_examples_that_build_their_own_model(name, tmp_path, monkeypatch):
+def test_examples_with_their_own_model_repeat(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for registry in (DATASETS, MODELS):  # what an example registers is its own
+    for registry in (DATASETS, MODELS):  # undo what the example registers
         monkeypatch.setattr(registry, "factories", dict(registry.factories))
     source = shortened((ROOT / "examples" / f"{name}.py").read_text())
     (first, w), (second, v) = (result(source, state) for state in (1, 2))

@@ -1,4 +1,4 @@
-"""Leftover files, full disks, and the limit on open files."""
+"""Temporary files, full disks, and the limit on open files."""
 
 import os
 import resource
@@ -10,13 +10,15 @@ import pytest
 import torch
 
 import mimicfl as mf
-from mimicfl import files, rows
+from mimicfl import files
+from mimicfl.algorithms import client_memory
 from mimicfl.data.partition import dirichlet
-from mimicfl.sweep import carry_out
+from mimicfl.experiments import execute
+from mimicfl.experiments.execute import carry_out
 
 
-def test_temporary_files_of_a_killed_checkpoint_are_swept(tmp_path):
-    """safetensors first writes to a temporary file, which a kill leaves behind."""
+def test_temporary_files_of_a_killed_checkpoint_are_removed(tmp_path):
+    """safetensors writes to a temporary file first, which remains if the process is killed."""
     e = mf.Experiment(rounds=2, num_clients=6, epochs=1)
     mf.run(e, tmp_path)
     (tmp_path / "final.safetensors").unlink()
@@ -25,7 +27,7 @@ def test_temporary_files_of_a_killed_checkpoint_are_swept(tmp_path):
     assert not list(tmp_path.glob(".tmp*"))
 
 
-def test_unfinished_files_of_dead_processes_are_swept_and_others_kept(tmp_path):
+def test_sweep_dead_removes_only_files_of_ended_processes(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     dead, alive = (tmp_path / f".curves.png.{process}-0123abcd.part" for process in (ended.pid, os.getpid()))
@@ -37,32 +39,33 @@ def test_unfinished_files_of_dead_processes_are_swept_and_others_kept(tmp_path):
     assert (tmp_path / ".other.part").exists()
 
 
-def test_memory_mapped_state_takes_its_room_when_it_is_made(tmp_path, monkeypatch):
-    """On a full disk, writing to a hole of a sparse file would kill the process."""
+def test_memory_mapped_state_allocates_disk_space_at_creation(tmp_path, monkeypatch):
+    """On a full disk, writing to an unallocated part of a sparse file would kill the process."""
 
     def full(descriptor, begin, size):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rows.os, "posix_fallocate", full)
+    monkeypatch.setattr(client_memory.os, "posix_fallocate", full)
     with pytest.raises(mf.UsageError, match="No space left"):
         mf.run(mf.Experiment(rounds=2, num_clients=6, epochs=1, state_budget="0"), tmp_path)
     monkeypatch.undo()
     assert len(mf.run(mf.Experiment(rounds=2, num_clients=6, epochs=1, state_budget="0"), tmp_path).rows) == 2
 
 
-def test_more_runs_than_files_may_be_open(tmp_path, monkeypatch):
-    """They are trained in as many groups as it takes."""
-    monkeypatch.setattr(mf.sweep.fuse, "open_files", lambda: mf.sweep.fuse.SPARE_FILES + 2)
+def test_more_runs_than_open_files_train_in_groups(tmp_path, monkeypatch):
+    """Runs are trained in groups if the limit on open files is too low for all of them."""
+    monkeypatch.setattr(execute, "open_files", lambda: execute.SPARE_FILES + 2)
     base = mf.Experiment(rounds=1, num_clients=4, steps=1, availability="always")
     plan = {str(seed): mf.Experiment(**{**base.to_dict(), "seed": seed}) for seed in range(5)}
-    said = []
-    found = carry_out(plan, tmp_path, notice=said.append)
+    notices = []
+    found = carry_out(plan, tmp_path, notice=notices.append)
     assert len(found) == 5
-    assert len(said) == 3  # one engine for each group of two
+    assert len(notices) == 3  # one engine per group of two runs
 
 
-def test_a_run_keeps_one_file_open(tmp_path):
-    """Its lock: rows are opened when they are written."""
+@pytest.mark.slow
+def test_a_run_keeps_only_its_lock_file_open(tmp_path):
+    """The file with the rows is opened only to append a row."""
     program = """
 import os, sys, mimicfl as mf
 e = mf.Experiment(rounds=3, num_clients=4, steps=1, availability="always")
@@ -76,7 +79,7 @@ print(max(seen) - len(os.listdir("/proc/self/fd")))
     assert done.stdout == "1\n"
 
 
-def test_the_limit_of_open_files_is_raised():
+def test_open_files_raises_the_limit():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, before[1]), before[1]))
@@ -85,8 +88,8 @@ def test_the_limit_of_open_files_is_raised():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_dirichlet_counts_before_it_builds():
-    """The same split as the definition gives: class by class, proportions first, then the shuffle."""
+def test_dirichlet_equals_its_definition():
+    """For each class, proportions are drawn first, then the samples are shuffled and split."""
     y = np.arange(300) % 3
     split = dirichlet(y, 5, alpha=2.0, seed=4)
     rng = mf.seeds.stream(4, "partition", 0)
@@ -114,6 +117,6 @@ def test_dirichlet_counts_before_it_builds():
         lambda: mf.frame(3),
     ],
 )
-def test_wrong_arguments_are_refused_in_words(call):
+def test_invalid_arguments_raise_usage_error(call):
     with pytest.raises(mf.UsageError):
         call()

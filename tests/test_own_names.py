@@ -1,4 +1,4 @@
-"""Losses, partitions and rates of one's own get names for settings, as algorithms, patterns, models and datasets do."""
+"""Custom losses, partitions and learning rates can be registered and used by name in settings."""
 
 import dataclasses
 
@@ -8,13 +8,14 @@ import torch
 from torch.nn import functional as F
 
 import mimicfl as mf
-from mimicfl.local.losses import LOSSES
+from mimicfl.clients.losses import LOSSES
 
 
-def test_a_loss(digits, tmp_path):
+@pytest.mark.slow
+def test_register_a_custom_loss(digits, tmp_path):
     @mf.losses.register("smoothed")
     def smoothed(output, target):
-        return F.cross_entropy(output, target, label_smoothing=0.2) - 5  # negative, which no loss of ours is
+        return F.cross_entropy(output, target, label_smoothing=0.2) - 5  # negative, unlike the built-in losses
 
     e = mf.Experiment(rounds=2, loss="smoothed", partition="shards:2", availability="always", lr=0.05, diagnose="every=1")
     named = mf.run(e, tmp_path / "named")
@@ -23,10 +24,10 @@ def test_a_loss(digits, tmp_path):
     assert torch.equal(named.params, mf.simulate(**given).params)
     assert all(torch.equal(a, b) for a, b in zip(mf.read(tmp_path / "named").model().parameters(), named.model().parameters(), strict=True))
     del LOSSES.factories["smoothed"]
-    assert mf.read(tmp_path / "named").model() is not None  # a model needs no loss
+    assert mf.read(tmp_path / "named").model() is not None  # reading the model does not need the loss
 
 
-def test_a_partition():
+def test_register_a_custom_partition():
     @mf.partition.register("halves")
     def halves(labels, num_clients, seed, unequal=1):
         return np.array_split(np.arange(len(labels)), num_clients)
@@ -35,8 +36,9 @@ def test_a_partition():
     assert history.num_clients == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("takes_active", [False, True])
-def test_a_rate(takes_active):
+def test_register_a_custom_learning_rate(takes_active):
     @mf.lr.register("cosine")
     @dataclasses.dataclass(frozen=True)
     class Cosine:

@@ -1,4 +1,4 @@
-"""A bare PyTorch loop: what one writes on a first afternoon, two threads."""
+"""A simple hand-written PyTorch loop with two threads."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""mimicfl, on the engine named by the third argument, two threads."""
+"""mimicfl with two threads, on the engine given as the third argument."""
 
 import sys
 
@@ -19,7 +19,7 @@ local = mf.LocalSGD(epochs=workload.EPOCHS, batch_size=workload.BATCH, lr=worklo
 shared = {"model": workload.lenet(), "data": data, "split": split, "algorithm": "fedavg", "availability": schedule, "local": local}
 brief = {**shared, "local": mf.LocalSGD(steps=20, batch_size=workload.BATCH, lr=workload.RATE), "availability": "static:0.1"}
 one, two = (mf.simulate(**brief, rounds=1, engine=engine).params for engine in ("plain", sys.argv[3]))
-assert float((one - two).abs().max()) < 1e-5, f"{sys.argv[3]} is not plain"
+assert float((one - two).abs().max()) < 1e-5, f"{sys.argv[3]} does not match plain"
 clock = workload.Clock(cohort)
 mf.simulate(**shared, rounds=rounds, eval_every=rounds, engine=sys.argv[3], progress=lambda row, total: clock.tick())
 clock.report()

@@ -1,9 +1,9 @@
-"""mimicfl beside its peers, in one run, interleaved: microseconds of wall time per client-step on two cores.
+"""Compares mimicfl with other frameworks, interleaved in one run: microseconds of wall time per client-step on two cores.
 
     python benchmarks/peers/run.py [--repeats 2]       # about a quarter of an hour
 
-Each peer gets an environment of its own under .peers/, made on the first run. Start-up, imports, compiling and a warm-up
-round are not counted, for anybody.
+Each framework gets its own environment under .peers/, which is created on the first run. Start-up, imports, compiling and a warm-up
+round are excluded for all of them.
 """
 
 import argparse
@@ -24,11 +24,11 @@ PACKAGES = {"pfl": ["pfl[pytorch]==0.6.0"], "flower": ["flwr[simulation]>=1.41,<
 
 
 def python(name: str) -> Path:
-    """The interpreter of a peer's environment, made if it is not there."""
+    """Return the interpreter of a framework's environment; create the environment if it is missing."""
     folder = PEERS / name
     ready = folder / "ready"
     if not ready.exists():
-        print(f"making the environment of {name} ...", flush=True)
+        print(f"creating the environment of {name} ...", flush=True)
         torch_only = PEERS / "constraints.txt"
         PEERS.mkdir(exist_ok=True)
         torch_only.write_text("".join(line for line in CONSTRAINTS.open() if line.startswith("torch==")))
@@ -64,9 +64,9 @@ def measure(command: list[str], cohort: int, rounds: int) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--repeats", type=int, default=2, help="of the cohort of 3; the cohort of 30, ten times as long, runs once")
+    parser.add_argument("--repeats", type=int, default=2, help="repeats with 3 clients; 30 clients, which take ten times as long, run once")
     parser.add_argument("--cohorts", type=int, nargs="+", default=[3, 30])
-    parser.add_argument("--only", nargs="+", default=[], help="contestants whose name begins so, e.g. 'mimicfl native' pfl")
+    parser.add_argument("--only", nargs="+", default=[], help="run only names that begin with these, e.g. 'mimicfl native' pfl")
     options = parser.parse_args()
     chosen = {name: c for name, c in contestants().items() if not options.only or name.startswith(tuple(options.only))}
     print({key: value for key, value in environment().items() if key != "started"})

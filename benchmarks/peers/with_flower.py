@@ -1,4 +1,4 @@
-"""Flower's simulation on Ray with two actors, one thread each."""
+"""Flower's simulation on Ray with two actors, one thread per actor."""
 
 import torch
 import workload

@@ -1,4 +1,4 @@
-"""pfl-research with two processes (torchrun), one thread each: the fastest way it has on two cores."""
+"""pfl-research with two processes (torchrun) and one thread per process, its fastest mode on two cores."""
 
 import torch
 import workload

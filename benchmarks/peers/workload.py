@@ -1,6 +1,6 @@
-"""The workload that every contestant runs: 30 clients of 2,000 images, the paper's LeNet, batch 16, five local epochs, SGD 0.01.
+"""The common workload: 30 clients with 2,000 images each, the paper's LeNet, batch size 16, five local epochs, SGD with rate 0.01.
 
-Data are made from a seed, so each environment makes its own; nothing here imports mimicfl.
+The data are generated from a seed in every environment; this module does not import mimicfl.
 """
 
 import json
@@ -16,7 +16,7 @@ STEPS = EPOCHS * SAMPLES // BATCH
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """[clients, samples, 1, 28, 28] in float32, and labels of two classes a client."""
+    """Return float32 images [clients, samples, 1, 28, 28] and labels of two classes per client."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(CLIENTS, SAMPLES, 1, 28, 28)).astype(np.float32)
     y = np.stack([np.arange(SAMPLES) % 2 + 2 * (i % 5) for i in range(CLIENTS)])
@@ -32,12 +32,12 @@ def lenet() -> nn.Sequential:
 
 
 def arguments() -> tuple[int, int]:
-    """Cohort size and number of rounds."""
+    """Return the number of clients per round and the number of rounds."""
     return int(sys.argv[1]), int(sys.argv[2])
 
 
 class Clock:
-    """Call `tick` after every round; the first round warms up and does not count."""
+    """Measures rounds: call `tick` after every round. The first round is a warm-up and is not counted."""
 
     WARM_UP = 1
 

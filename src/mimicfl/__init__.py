@@ -1,50 +1,27 @@
 """mimicfl: federated learning when clients drop out."""
 
-from . import availability
-from ._version import __version__ as __version__
-from .algorithms import MIFA, SCAFFOLD, FedAU, FedAvg, FedAvgM, FedProx, FedVARP, MimiC, State, Step, Task, memory, register
-from .config import Experiment
-from .data import datasets, partition
-from .data.dataset import Data
-from .engine.moment import Moment
-from .engine.simulate import simulate
-from .errors import Diverged, UsageError
-from .local import losses, lr, models
-from .local.update import LocalSGD
-from .metrics.history import History
-from .runner import frame, read, run
-from .sweep import compare
+import importlib as _importlib
+import importlib.util as _util
+import typing as _typing
 
-__all__ = [
-    "MIFA",
-    "SCAFFOLD",
-    "Data",
-    "Diverged",
-    "Experiment",
-    "FedAU",
-    "FedAvg",
-    "FedAvgM",
-    "FedProx",
-    "FedVARP",
-    "History",
-    "LocalSGD",
-    "MimiC",
-    "Moment",
-    "State",
-    "Step",
-    "Task",
-    "UsageError",
-    "availability",
-    "compare",
-    "datasets",
-    "frame",
-    "losses",
-    "lr",
-    "memory",
-    "models",
-    "partition",
-    "read",
-    "register",
-    "run",
-    "simulate",
-]
+from ._version import __version__ as __version__
+
+if _typing.TYPE_CHECKING:
+    from ._public import *  # noqa: F403
+    from .algorithms import *  # noqa: F403  (type checkers do not follow the sum of two lists of names)
+else:  # PyTorch takes a second or more to import: `mimicfl --version`, `runs` and the shell's completion must not wait for it
+
+    def __getattr__(name: str) -> _typing.Any:
+        """Import a module of the package when it is used, or all public names when the first of them is used."""
+        if name.startswith("_") and name != "__all__":
+            raise AttributeError(f"module 'mimicfl' has no attribute {name!r}")
+        if name != "__all__" and _util.find_spec(f"mimicfl.{name}") is not None:
+            return _importlib.import_module(f"mimicfl.{name}")
+        public = _importlib.import_module("mimicfl._public")
+        globals().update({each: getattr(public, each) for each in public.__all__}, __all__=public.__all__)
+        if name not in globals():
+            raise AttributeError(f"module 'mimicfl' has no attribute {name!r}")
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_importlib.import_module("mimicfl._public").__all__})

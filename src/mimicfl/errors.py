@@ -1,6 +1,6 @@
-"""Errors that speak to the user, and the checks that raise them.
+"""Errors that the user can fix, and the checks that raise them.
 
-A `UsageError` is something the user can mend: its text is one sentence that says what is wrong and what to do.
+A `UsageError` reports a mistake in the input: its message is one sentence that says what is wrong and what to change.
 The command line prints that sentence and exits with code 2; in Python it is an ordinary `ValueError`.
 """
 
@@ -20,18 +20,18 @@ class Diverged(UsageError):
 
 
 class Paused(Exception):
-    """The time that was given is over; what was running is saved and can go on."""
+    """The time limit was reached; the runs in progress are saved and can be resumed."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean ...?` for a word close to a known one, else the list of known words."""
+    """Return `did you mean ...?` if the word is close to a known one, else the list of known words."""
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else "known: " + ", ".join(names)
 
 
 def shown(value: Any) -> str:
-    """A value as text for an error message, in at most 100 characters; some objects cannot be printed."""
+    """Format a value for an error message, in at most 100 characters. Works for objects whose repr fails."""
     try:
         text = " ".join(repr(value).split())
     except Exception:  # a user's __repr__ that raises, or an integer with thousands of digits
@@ -40,15 +40,15 @@ def shown(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """An array or a tensor as a number or a list; anything else unchanged."""
+    """Convert an array or a tensor to a number or a list; return anything else unchanged."""
     try:
         return value.tolist()
-    except Exception:  # most objects have no such method; some tensors cannot be read
+    except Exception:  # most objects have no tolist; some tensors (sparse, meta) cannot be converted
         return value
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error raised by torch or by the user's code; the rest rarely helps."""
+    """Return the first line of an error raised by torch or by the user's code; the rest rarely helps."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
@@ -68,7 +68,7 @@ def flag(what: str, value: Any) -> bool:
 
 
 def _real(value: Any) -> float:
-    """A real number as a float, infinite if it is too large for one; nan for everything else."""
+    """Convert a real number to a float (infinity if it is too large); return nan for everything else."""
     if isinstance(value, bool) or not isinstance(value, Real):
         return math.nan
     try:
@@ -78,7 +78,7 @@ def _real(value: Any) -> float:
 
 
 def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> float:
-    """A finite number within [low, high] (above low if `open_low`)."""
+    """Check for a finite number in [low, high], or in (low, high] if `open_low`."""
     found = _real(value)
     if not math.isfinite(found):
         raise UsageError(f"{what} must be a number, got {shown(value)}")
@@ -89,15 +89,15 @@ def number(what: str, value: Any, *, low: float = -math.inf, high: float = math.
     return found
 
 
-def fading(what: str, value: Any) -> float:
-    """A factor by which the past fades: from 0 to less than 1."""
+def unit_interval(what: str, value: Any) -> float:
+    """Check for a number in [0, 1), such as a momentum factor."""
     if not 0 <= (found := number(what, value)) < 1:
         raise UsageError(f"{what} must be at least 0 and less than 1, got {shown(value)}")
     return found
 
 
-def whole(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:
-    """A whole number of at least `low`; beyond `high` it can only be a slip of the finger."""
+def integer(what: str, value: Any, *, low: int = 1, high: int = 1_000_000_000) -> int:
+    """Check for a whole number in [low, high]; the default `high` only catches typing errors."""
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < low:
         raise UsageError(f"{what} must be a whole number of at least {low}, got {shown(value)}")
     if int(value) > high:
@@ -112,6 +112,6 @@ def probability(what: str, value: Any) -> float:
 
 
 def check_callable(what: str, value: Any) -> None:
-    """Refuse anything but None and functions."""
+    """Raise a `UsageError` unless the value is None or callable."""
     if value is not None and not callable(value):
         raise UsageError(f"{what} must be a function, got {shown(value)}")

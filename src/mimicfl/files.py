@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a process killed at any moment, never meets half of one."""
+"""Atomic file writes: a file is complete or absent, even if the writing process is killed."""
 
 import contextlib
 import os
@@ -7,40 +7,40 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from .errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 try:
     import resource
 except ImportError:  # not on Windows
     resource = None  # type: ignore[assignment]
 
-SAFETENSORS_LEFTOVER = ".tmp??????"  # safetensors first writes to a file of this name
-WRITER = re.compile(r"\.(\d+)-[0-9a-f]{8}\.part$")  # the process id in the name of an unfinished file
+SAFETENSORS_LEFTOVER = ".tmp??????"  # safetensors writes to a temporary file with such a name first
+WRITER = re.compile(r"\.(\d+)-[0-9a-f]{8}\.part$")  # extracts the process id from the name of an unfinished file
 MANY_FILES = 100_000
 
 
 class WriteFailed(UsageError):
-    """A file could not be written (disk full, no permission); what was there before is still there."""
+    """A file could not be written (disk full, no permission); an earlier version of the file is unchanged."""
 
 
 @contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """Turn an operating system error while writing `path` into a sentence."""
+    """Turn an operating system error while writing `path` into a `WriteFailed`."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise WriteFailed(f"could not write {path}: {reason}; make room or choose another folder, then go on where it stopped") from error
+        raise WriteFailed(f"could not write {path}: {reason}; make room or choose another folder, then resume") from error
 
 
 @contextmanager
 def explained_reading(path: Path) -> Iterator[None]:
-    """Turn an operating system error about `path` into a `UsageError`."""
+    """Turn an operating system error while reading `path` into a `UsageError`."""
     try:
         yield
     except OSError as error:
@@ -49,7 +49,7 @@ def explained_reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Write to the yielded path; at the end it is flushed to disk and takes the place of `path` in one step."""
+    """Yield a temporary path to write to; on exit it is flushed to disk and replaces `path` atomically."""
     with explained(path):
         partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
         _unfinished.add(partial)
@@ -63,11 +63,11 @@ def replacing(path: Path) -> Iterator[Path]:
             _unfinished.discard(partial)
 
 
-_unfinished: set[Path] = set()  # files that this process is writing
+_unfinished: set[Path] = set()  # temporary files that this process is writing
 
 
 def drop_unfinished() -> None:
-    """Remove what this process was writing, before it ends in the middle of it."""
+    """Remove the temporary files of this process, before it exits in the middle of a write."""
     for partial in list(_unfinished):
         partial.unlink(missing_ok=True)
 
@@ -86,8 +86,11 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] | None = None) -> None:
-    """A safetensors file; tensors that share memory are separated first, since the format knows no sharing."""
+def write_tensors(path: Path, tensors: "dict[str, Tensor]", facts: dict[str, str] | None = None) -> None:
+    """Write a safetensors file. Tensors that share memory are copied first, since the format does not support sharing."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file  # here: it imports PyTorch, which commands that only read text do not need
+
     seen: set[int] = set()
     flat = {}
     for key, value in tensors.items():
@@ -97,18 +100,18 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, str] 
     with replacing(path) as partial:
         try:
             save_file(flat, partial, metadata=facts)
-        except SafetensorError as error:  # the library wraps the operating system's error in its own
+        except SafetensorError as error:  # safetensors wraps operating system errors in its own type
             raise OSError(str(error)) from error
 
 
 def sweep(folder: Path, names: Sequence[str]) -> None:
-    """Remove temporary files that killed writers left behind; the caller holds the folder's lock."""
+    """Remove temporary files left behind by killed processes; the caller must hold the folder's lock."""
     for leftover in [*(path for name in names for path in folder.glob(f".{name}.*.part")), *folder.glob(SAFETENSORS_LEFTOVER)]:
         leftover.unlink(missing_ok=True)
 
 
 def sweep_dead(folder: Path) -> None:
-    """Remove temporary files from a folder without a lock, if their writers were processes of this machine that have ended."""
+    """Remove temporary files whose writers have ended, from a folder without a lock. Writers must be processes of this machine."""
     for leftover in folder.glob(".*.part"):
         if (owner := WRITER.search(leftover.name)) and not _alive(int(owner[1])):
             leftover.unlink(missing_ok=True)
@@ -125,7 +128,7 @@ def _alive(process: int) -> bool:
 
 
 def open_files() -> int:
-    """How many files this process may open, after raising the limit as far as the system allows."""
+    """Raise this process's limit on open files as far as the system allows, and return the new limit."""
     if resource is None:
         return 512
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

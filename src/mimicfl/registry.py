@@ -1,7 +1,7 @@
-"""Things with names: one small language for algorithms, availability, partitions, models and rates.
+"""Registries: algorithms, availability patterns, partitions, models and learning rates by name.
 
-`bounded:20,phase=random` is a name, positional arguments and keyword arguments. The same text works on the
-command line and in TOML; `Registry.make` turns it into the object, `describe` turns the object back into the text.
+A spec such as `bounded:20,phase=random` holds a name, positional arguments and keyword arguments. The same spec works on the
+command line and in TOML. `Registry.make` builds the object from its spec; `describe` returns the spec of an object.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Registry(Generic[T]):
-    """Names of one kind of thing, e.g. `Registry("algorithm")`.
+    """Named factories for objects of one kind, e.g. `Registry("algorithm")`.
 
-    Where settings name such things, `settings` says which, and what they name may be given as an object that `is_one` says yes to.
+    `settings` lists the settings whose values are specs of this registry. Such a setting also accepts an object for which `is_one`
+    returns True. `wanted` describes valid values in error messages.
     """
 
     def __init__(
@@ -41,18 +42,18 @@ class Registry(Generic[T]):
     def register(self, name: str, factory: F) -> F: ...
 
     def register(self, name: str, factory: Any = None) -> Any:
-        """`register("mine", Mine)`, or as a decorator: `@register("mine")`."""
+        """Register a factory under a name: `register("mine", Mine)`, or as a decorator, `@register("mine")`."""
         if factory is None:
             return lambda it: self.register(name, it)
         if not isinstance(name, str) or not name or not callable(factory):
-            raise UsageError(f"register a {self.kind} as register('name', Class), got {name!r} and {factory!r}")
+            raise UsageError(f"register a {self.kind} with register('name', Class), got {name!r} and {factory!r}")
         if not re.fullmatch(r"[\w.+-]+", name) or name in ("auto", "local"):
             raise UsageError(
                 f"{name!r} cannot be the name of a {self.kind}: use letters, digits, '_', '-', '.', and neither 'auto' nor 'local'"
             )
-        there = self.factories.get(name)
-        if there is not None and _ours(there) and _origin(there) != _origin(factory):  # reports would call it by the other's name
-            raise UsageError(f"{self.kind} {name!r} is mimicfl's own: register yours under another name")
+        existing = self.factories.get(name)
+        if existing is not None and _built_in(existing) and _origin(existing) != _origin(factory):  # reports could not distinguish them
+            raise UsageError(f"{self.kind} {name!r} is built in: register yours under another name")
         self.factories[name] = factory
         return factory
 
@@ -61,17 +62,22 @@ class Registry(Generic[T]):
             raise UsageError(f"{self.kind} {name!r} is unknown; {nearest(str(name), self.factories)}")
         return self.factories[name]
 
+    def examples(self) -> list[str]:
+        """Return one spec per name, with the first option at its default value."""
+        return [f"{name}{_first_option(factory)}" for name, factory in self.factories.items()]
+
     def name_of(self, thing: object) -> str:
-        """The name a thing's class (or the function itself) is registered under, else the class's own name."""
+        """Return the name under which the object's class (or the function itself) is registered, else the name of the class."""
         for name, factory in self.factories.items():
             if factory is thing or factory is type(thing):
                 return name
         return getattr(thing, "__name__", type(thing).__name__)
 
     def spell(self, thing: object) -> str:
-        """The spec that makes a thing, or a thing of a class, again; what a run is kept by must mean the same in another process.
+        """Return a spec that recreates the object (or an object of the class) in another process.
 
-        A class that was not registered is from here on, under its own name.
+        Registers the class under its own name if it is not registered yet. Raises a `UsageError` if a spec cannot hold all settings
+        of the object.
         """
         if isinstance(thing, str):
             return thing
@@ -79,29 +85,29 @@ class Registry(Generic[T]):
             raise UsageError(f"{self.kind} must be {self.wanted}, got {thing!r}")
         kind = thing if isinstance(thing, type) else type(thing)
         name = self.name_of(thing)
-        there = self.factories.get(name, kind)
-        if there is not kind and _origin(there) != _origin(kind):  # the same origin: a class that was defined again, as in a notebook
-            raise UsageError(f"another {self.kind} has the name {name!r}: register {kind.__qualname__} under a name of its own")
+        existing = self.factories.get(name, kind)
+        if existing is not kind and _origin(existing) != _origin(kind):  # with the same origin, the class was redefined, as in a notebook
+            raise UsageError(f"another {self.kind} has the name {name!r}: register {kind.__qualname__} under a different name")
         self.register(name, kind)
         spec = describe(self, thing)
         try:
             complete = thing is kind or _settings(self.make(spec)) == _settings(thing)
-        except Exception:  # an own class may do anything with what it reads
+        except Exception:  # a custom class may raise anything
             complete = False
         if not complete:
-            remedy = getattr(kind, "in_words", f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and words")
-            raise UsageError(f"{self.kind} {spec!r} does not say in words all that the object was made with: {remedy}")
+            remedy = getattr(kind, "spec_hint", f"make {kind.__qualname__} a dataclass whose fields are numbers, lists and strings")
+            raise UsageError(f"{self.kind} {spec!r} does not contain all settings of the object: {remedy}")
         return spec
 
     def meaning(self, spec: str) -> str:
-        """One text for all spellings of a thing: `fedau:20` and `fedau:cutoff=20` are the same. A name not known yet is its own."""
+        """Normalise a spec: `fedau:20` and `fedau:cutoff=20` give the same text. A spec with an unknown name is returned unchanged."""
         return describe(self, self.make(spec)) if parse(spec)[0] in self.factories else spec
 
     def make(self, spec: str, **context: Any) -> T:
-        """Build the thing that `spec` names.
+        """Build the object that `spec` describes.
 
-        `context` holds what the caller knows (labels, a seed, ...); a factory is handed those it has parameters for,
-        and the spec's positional arguments fill the remaining parameters in order.
+        `context` holds values that the caller can provide (labels, a seed, ...); a factory receives those that match its parameters.
+        The positional arguments of the spec fill the remaining parameters in order.
         """
         if not isinstance(spec, str):
             raise UsageError(f"{self.kind} must be given by name, as a string, got {shown(spec)}")
@@ -114,15 +120,19 @@ class Registry(Generic[T]):
         in_order = [key for key in free if parameters[key].kind is not inspect.Parameter.KEYWORD_ONLY]
         for key in options:
             if key not in free:
-                known = f"it has: {', '.join(free)}" if free else "it has none"
+                known = (
+                    f"it has: {', '.join(free)}"
+                    if free
+                    else "it has none: only the arguments of its constructor are options, as the fields of a dataclass are"
+                )
                 raise UsageError(f"{self.kind} {name!r} has no option {key!r}; {known}")
         if spread:
             return factory(*args, **options, **given)
         if len(args) > len(in_order):
-            raise UsageError(f"{self.kind} {spec!r} has too many values; {name} takes {', '.join(in_order) or 'none'}")
+            raise UsageError(f"{self.kind} {spec!r} has too many values; {name} takes {', '.join(in_order) or 'no values'}")
         named = dict(zip(in_order, args, strict=False))
         if twice := named.keys() & options.keys():
-            raise UsageError(f"{self.kind} {spec!r} gives {twice.pop()!r} twice")
+            raise UsageError(f"{self.kind} {spec!r} gives {twice.pop()!r} twice; remove one of them")
         missing = [p for p in free if parameters[p].default is inspect.Parameter.empty and p not in named | options]
         if missing:
             raise UsageError(f"{self.kind} {name!r} needs {missing[0]!r}, as in {name}:{missing[0]}=...")
@@ -134,7 +144,7 @@ class Registry(Generic[T]):
         return factory(**named, **options, **given)
 
 
-NAMED_BY: dict[str, Registry[Any]] = {}  # which registry's names a setting takes
+NAMED_BY: dict[str, Registry[Any]] = {}  # the registry of each setting whose values are specs
 
 
 def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
@@ -146,11 +156,11 @@ def parse(spec: str) -> tuple[str, list[Any], dict[str, Any]]:
         key, equals, text = part.partition("=")
         key = key.strip().replace("-", "_")
         if equals and key in options:
-            raise UsageError(f"{spec!r} gives {key!r} twice")
+            raise UsageError(f"{spec!r} gives {key!r} twice; remove one of them")
         if equals:
             options[key] = _value(text)
         elif options:
-            raise UsageError(f"in {spec!r} the bare value {part!r} follows a named one: write name=value")
+            raise UsageError(f"in {spec!r} the positional value {part!r} follows a named one: write name=value")
         else:
             args.append(_value(part))
     return name, args, options
@@ -174,12 +184,12 @@ def _value(text: str) -> Any:
     except (ValueError, RecursionError):
         value = text.strip()
     if isinstance(value, str):
-        without_nul(f"the value {text!r}", value)  # it may name a file, and JSON can express characters that no file name allows
+        without_nul(f"the value {text!r}", value)  # the value may be a file name, and JSON strings can contain NUL
     return value
 
 
 def describe(registry: Registry[Any], thing: object) -> str:
-    """The spec of a thing; fields that still have their default value are left out."""
+    """Return the spec of an object, without the fields that have their default value."""
     if isinstance(thing, str):
         return thing
     name = registry.name_of(thing)
@@ -194,14 +204,14 @@ def describe(registry: Registry[Any], thing: object) -> str:
 
 
 def _in_json(value: object) -> str:
-    """What JSON has no word for is told by its name: the same in every process."""
+    """Format a value as JSON. Values that JSON cannot hold are replaced by their names, which are the same in every process."""
     try:
-        return json.dumps(value, default=_named)
-    except TypeError:  # keys that are no texts
-        return _named(value)
+        return json.dumps(value, default=_qualified_name)
+    except TypeError:  # a dict whose keys are not strings
+        return _qualified_name(value)
 
 
-def _named(value: object) -> str:
+def _qualified_name(value: object) -> str:
     return str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
@@ -209,15 +219,23 @@ def _equal(value: object, default: object) -> bool:
     return type(value) is type(default) and value == default
 
 
+def _first_option(factory: Any) -> str:
+    """Return e.g. `:mu=0.01` if the factory has an option whose default is a number or a string, else an empty string."""
+    for name, parameter in inspect.signature(factory).parameters.items():
+        if isinstance(parameter.default, (int, float, str)) and not isinstance(parameter.default, bool):
+            return f":{name}={parameter.default}" if name not in ("seed", "num_clients") else ""
+    return ""
+
+
 def _origin(factory: object) -> tuple[Any, Any]:
     return getattr(factory, "__module__", None), getattr(factory, "__qualname__", factory)
 
 
-def _ours(factory: object) -> bool:
+def _built_in(factory: object) -> bool:
     return str(getattr(factory, "__module__", "")).partition(".")[0] == "mimicfl"
 
 
 def _settings(thing: object) -> str:
-    """What a thing was made with: all it holds but the fields it computes itself."""
+    """Return all attributes of an object as JSON, except the fields that it computes itself."""
     computed = {field.name for field in dataclasses.fields(thing) if not field.init} if dataclasses.is_dataclass(thing) else set()
     return json.dumps({key: value for key, value in vars(thing).items() if key not in computed}, sort_keys=True)

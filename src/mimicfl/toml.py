@@ -5,7 +5,7 @@ from typing import Any
 
 
 def dumps(settings: dict[str, Any]) -> str:
-    """Settings as TOML lines; None is left out, since TOML has no word for it."""
+    """Format settings as TOML lines. None is omitted, since TOML has no null value."""
     return "".join(f"{key} = {_value(value)}\n" for key, value in settings.items() if value is not None)
 
 
@@ -16,5 +16,5 @@ def _value(value: Any) -> str:
         return repr(value)
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_value, value)) + "]"
-    # A JSON string is a TOML basic string, except for DEL, which TOML wants escaped.
+    # A JSON string is a valid TOML basic string, except for DEL, which TOML requires to be escaped.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

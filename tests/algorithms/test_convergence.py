@@ -10,6 +10,8 @@ import pytest
 
 import mimicfl as mf
 
+pytestmark = pytest.mark.slow
+
 ROUNDS = 3000
 
 
@@ -18,7 +20,7 @@ def periodic(clients):
     return (np.arange(ROUNDS)[:, None] % np.arange(1, clients + 1)) == 0
 
 
-def distance(quadratic, algorithm):
+def distance(quadratic, algorithm, **more):
     history = mf.simulate(
         **quadratic,
         algorithm=algorithm,
@@ -26,22 +28,28 @@ def distance(quadratic, algorithm):
         rounds=ROUNDS,
         local=mf.LocalSGD(steps=1, batch_size=None, lr=0.02),
         eval_every=ROUNDS,
+        **more,
     )
     return history.rows[-1]["distance"]
 
 
-@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold"])
+@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold", "fedgain", "fedgain:0.5,innovations"])
 def test_memory_reaches_the_optimum(quadratic, algorithm):
     # SCAFFOLD's server step follows the present clients' steered steps, which at the optimum are all zero.
     assert distance(quadratic, algorithm) < 1e-3
 
 
+def test_focus_reaches_the_optimum(quadratic):
+    """Its step is a sum over the clients, so its rate is a sixth of the others'."""
+    assert distance(quadratic, "focus", global_lr=0.02 / 6) < 1e-3
+
+
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedprox"])
-def test_following_whoever_is_there_does_not(quadratic, algorithm):
+def test_fedavg_and_fedprox_do_not(quadratic, algorithm):
     assert distance(quadratic, algorithm) > 0.1
 
 
-def test_weights_by_the_gaps_find_the_optimum_under_a_falling_rate(quadratic):
+def test_fedau_finds_the_optimum_with_a_decaying_rate(quadratic):
     """FedAU swings with who is there, but around the right point: with a falling rate it ends there, FedAvg elsewhere."""
     clients = len(quadratic["split"])
     there = np.random.default_rng(4).random((ROUNDS, clients)) < np.linspace(0.1, 0.9, clients)
@@ -80,14 +88,14 @@ class ForgetfulScaffold(mf.SCAFFOLD):
 
     def aggregate(self, state, active, g, step):
         before = copy.deepcopy(state.c_i)
-        state = super().aggregate(state, active, g, step)
+        super().aggregate(state, active, g, step)
         state.c_i = before
         return state
 
 
 @pytest.mark.parametrize("broken", [MemoryBeforeUse(), MemoryOfPlainMean(), ForgetfulScaffold()], ids=lambda b: type(b).__name__)
 @pytest.mark.filterwarnings("ignore")
-def test_this_guard_bites(quadratic, broken):
+def test_broken_variants_fail_this_check(quadratic, broken):
     try:
         assert distance(quadratic, broken) > 0.05
     except mf.Diverged:

@@ -5,9 +5,8 @@ import pytest
 
 import mimicfl as mf
 from mimicfl.seeds import stream
-
-from ..conftest import random_schedule
-from . import reference
+from tests.algorithms import reference
+from tests.conftest import random_schedule
 
 ROUNDS = 25
 CASES = {
@@ -24,6 +23,10 @@ CASES = {
     "fedau-cut-at-once": (mf.FedAU(1), {"name": "fedau", "cutoff": 1}),
     "fedavgm": (mf.FedAvgM(), {"name": "fedavgm"}),
     "fedavgm-undamped": (mf.FedAvgM(0.5, damped=False), {"name": "fedavgm", "beta": 0.5, "damped": False}),
+    "fedbuff": (
+        mf.FedBuff(),
+        {"name": "fedavg"},
+    ),  # nothing is stale in synchronous rounds; tests/simulation/test_asynchronous.py for others
     "mimic": (mf.MimiC(), {"name": "mimic"}),
     "mimic-authors": (mf.MimiC(memory="step"), {"name": "mimic", "memory": "step"}),
 }
@@ -43,6 +46,7 @@ def naive_problem(data, split, local, seed):
     return [(x[part], y[part], batches_of(i)) for i, part in enumerate(split)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("update", "weighting", "local"),

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 PRESS = """
 import atexit, os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # tests that run in the background inherit an ignored one
@@ -29,7 +31,7 @@ def test_while_python_shuts_down(arguments, code):
     assert "Traceback" not in ended.stderr
 
 
-def test_while_the_first_is_answered():
+def test_a_second_interrupt_during_the_first():
     ended = pressing("command.main = press\nsys.exit(mimicfl_command.main())")
     assert ended.returncode == 130
     assert "Traceback" not in ended.stderr
@@ -39,15 +41,15 @@ def test_while_the_first_is_answered():
 def test_in_the_middle_of_training():
     """A KeyboardInterrupt inside a backward pass can make PyTorch abort, so the command ends at once."""
     ended = pressing("""
-from mimicfl.engine.cohort import PlainCohort
-real = PlainCohort.train_one
+from mimicfl.engines.plain import PlainEngine
+real = PlainEngine.train_one
 def train_one(*given):
     try:
         press()
     except BaseException:
         print("raised in the middle", file=sys.stderr)
     return real(*given)
-PlainCohort.train_one = train_one
+PlainEngine.train_one = train_one
 import tempfile
 with tempfile.TemporaryDirectory() as folder:
     sys.argv = ["mimicfl", "run", "--rounds", "2", "--engine", "plain", "--out", folder + "/run"]

@@ -12,14 +12,13 @@ import pytest
 from mimicfl.algorithms import ALGORITHMS
 from mimicfl.cli.console import PatientConsole, console
 from mimicfl.cli.progress import Reporter
-from mimicfl.config import Experiment
 from mimicfl.errors import UsageError
 from mimicfl.metrics.store import RunFolder
+from mimicfl.settings import Experiment
 from mimicfl.text import visible
-
-from ..conftest import forge
-from .conftest import call
-from .test_plugins import PLUGIN
+from tests.cli.conftest import call
+from tests.cli.test_plugins import PLUGIN
+from tests.conftest import forge
 
 SMALL = "--clients 6 --rounds 3 --steps 1 --availability static:0.6,warm_start=true --batch-size full --lr 0.05"
 
@@ -67,7 +66,8 @@ def foreign(tmp_path, monkeypatch):
     return Path("foreign")
 
 
-def test_looking_at_a_run_does_not_import_its_plugins(foreign, capsys):
+@pytest.mark.slow
+def test_reading_a_run_does_not_import_its_plugins(foreign, capsys):
     capsys.readouterr()
     assert call("report", foreign) == 0
     assert call("theory", "check", foreign, "--L", 2, "--K", 1) == 0
@@ -79,12 +79,14 @@ def test_looking_at_a_run_does_not_import_its_plugins(foreign, capsys):
     assert "--plugin FILE" in error
 
 
+@pytest.mark.slow
 def test_a_plugin_is_imported_where_the_user_names_it(foreign, capsys):
     assert call("theory", "check", foreign, "--plugin", "lazy.py") == 0
     assert Path("mark").exists()
     assert "L = " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_known_names_need_no_plugin_and_import_none(run, tmp_path):
     (tmp_path / "evil.py").write_text("open('mark', 'w').close()\n")
     settings(run, plugins=json.dumps([str(tmp_path / "evil.py")]))
@@ -99,8 +101,9 @@ def test_resuming_says_which_files_it_imports(foreign, capsys):
     assert str(Path("lazy.py").resolve()) in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ['"x"', "true", "[1]", "1.5", "{a = 1}"])
-def test_a_seed_that_is_no_number_is_told(run, capsys, value):
+def test_a_seed_that_is_no_number_is_refused(run, capsys, value):
     settings(run, seed=value)
     for words in (["report", run], ["theory", "check", run], ["theory", "show", run]):
         assert call(*words) == 2
@@ -108,7 +111,7 @@ def test_a_seed_that_is_no_number_is_told(run, capsys, value):
 
 
 @pytest.mark.parametrize("key", ["algorithm", "availability", "momentum", "num_clients", "source"])
-def test_settings_of_the_wrong_kind_are_told(run, capsys, key):
+def test_settings_of_the_wrong_type_are_refused(run, capsys, key):
     settings(run, **{key: '["a"]'})
     assert call("report", run) == 2
     assert f"{key} must be" in capsys.readouterr().err
@@ -123,7 +126,7 @@ def test_settings_of_the_wrong_kind_are_told(run, capsys, key):
         (lambda row: row.update(local_lr=None), "local_lr"),
     ],
 )
-def test_a_damaged_rate_is_told(run, capsys, change, word):
+def test_a_damaged_rate_is_refused(run, capsys, change, word):
     change_row(run, 1, change)
     assert call("theory", "check", run, "--L", 2, "--K", 1) == 2
     error = capsys.readouterr().err
@@ -131,9 +134,10 @@ def test_a_damaged_rate_is_told(run, capsys, change, word):
     assert "round 1" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["K", "E", "L", "kappa2", "sigma2", "memory", "staleness", "f_low", "newcomers"])
 @pytest.mark.parametrize("value", ["x", [None], {"a": "b"}])
-def test_a_damaged_diagnosis_is_told(made, tmp_path, capsys, key, value):
+def test_a_damaged_diagnosis_is_refused(made, tmp_path, capsys, key, value):
     run = Path(shutil.copytree(made / "diagnosed", tmp_path / "run"))
     change_row(run, 1, lambda row: row["diagnosis"].update({key: value}))
     for words in (["theory", "check", run], ["theory", "show", run], ["report", run]):
@@ -143,8 +147,9 @@ def test_a_damaged_diagnosis_is_told(made, tmp_path, capsys, key, value):
         assert key in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [[[1], 0.5], ["x"], 3, {"a": 1}, [10**400]])
-def test_a_damaged_accuracy_by_class_is_told(run, capsys, value):
+def test_a_damaged_accuracy_by_class_is_refused(run, capsys, value):
     change_row(run, 2, lambda row: row.update(class_accuracy=value))
     assert call("report", run) == 2
     assert "class_accuracy" in capsys.readouterr().err
@@ -162,7 +167,7 @@ def test_a_damaged_accuracy_by_class_is_told(run, capsys, value):
     ],
 )
 @pytest.mark.parametrize("command", ["run", "compare", "sweep"])
-def test_nul_in_a_setting_is_told(capsys, line, command):
+def test_nul_in_a_setting_is_refused(capsys, line, command):
     Path("e.toml").write_text(line + "\n" + "[grid]\nseed = [0, 1]\n" * (command == "sweep"))
     assert call(command, "e.toml") == 2
     assert "NUL" in capsys.readouterr().err
@@ -171,18 +176,19 @@ def test_nul_in_a_setting_is_told(capsys, line, command):
 @pytest.mark.parametrize(
     "words", [["report", "a\0"], ["run", "a\0.toml"], ["resume", "\0"], ["flower", "new", "a\0"], ["demo", "--out", "a\0b"]]
 )
-def test_nul_in_an_argument_is_told(capsys, words):
+def test_nul_in_an_argument_is_refused(capsys, words):
     assert call(*words) == 2
     assert "NUL" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["a = " + "[" * 5000 + "]" * 5000, "rounds = 1" + "0" * 5000, "lr = 1" + "0" * 400])
-def test_settings_beyond_reason_are_told(capsys, text):
+def test_huge_settings_are_refused(capsys, text):
     Path("e.toml").write_text(text)
     assert call("run", "e.toml") == 2
     assert "e.toml" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_escape_sequences_of_a_run_do_not_reach_the_terminal(run, capsys):
     nasty = json.dumps("fed\x1b]0;title\x07\x1b[2J\u202eavg")
     settings(run, algorithm=nasty, availability=nasty, dataset=nasty, plugins=f"[{nasty}]")
@@ -208,7 +214,7 @@ def test_progress_on_a_terminal_shows_names_as_they_are(monkeypatch):
     assert r"[bold]\x1b]0;x" in text
 
 
-def test_text_is_shown_as_it_is_but_for_what_cannot_be_seen():
+def test_invisible_characters_are_escaped():
     assert visible("é 漢字\n\ttab") == "é 漢字\n\ttab"
     assert visible("a\nb", keep="") == r"a\x0ab"
     assert visible("\x1b\x9b\u2028\ud800\U000e0001") == r"\x1b\x9b\u2028\ud800\U000e0001"

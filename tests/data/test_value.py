@@ -1,4 +1,4 @@
-"""Data is a value: it owns its arrays, its fields cannot be assigned, edits in place are detected, and its parts are consistent."""
+"""Data is immutable: it copies its arrays, its fields cannot be assigned, edits in place are detected, and its parts are consistent."""
 
 import copy
 import dataclasses
@@ -36,7 +36,7 @@ def test_the_callers_arrays_are_copied(kind):
     assert not data.optimum.any()
 
 
-def test_one_array_given_twice_is_copied_once_and_datas_share():
+def test_data_objects_share_tensors():
     x, y = arrays()["x_train"], arrays()["y_train"]
     data = mf.Data(x, y, x, y)
     assert data.x_train.data_ptr() == data.x_test.data_ptr()
@@ -59,7 +59,7 @@ def test_fields_cannot_be_assigned(name):
     assert not data.changed()
 
 
-def test_a_refusal_says_how_to_make_another_and_that_works():
+def test_replace_as_suggested_by_the_error_works():
     data = mf.Data(**arrays())
     with pytest.raises(mf.UsageError, match=r"dataclasses.replace\(data, y_train=...\)"):
         data.y_train = None
@@ -75,7 +75,7 @@ def test_a_refusal_says_how_to_make_another_and_that_works():
 
 EDITS = {
     "y_train": lambda data: data.y_train.fill_(0),
-    "x_train": lambda data: data.x_train.numpy().__setitem__((7, 2), 0.0),  # the last number, unnoticed by torch's version counter
+    "x_train": lambda data: data.x_train.numpy().__setitem__((7, 2), 0.0),  # not detected by torch's version counter
     "x_test": lambda data: data.x_test.mul_(2),
     "y_test": lambda data: data.y_test.numpy().fill(1),
     "ids": lambda data: data.ids.fill(0),
@@ -87,25 +87,25 @@ EDITS = {
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_edits_in_place_are_noticed_and_named(name):
+def test_edits_in_place_are_detected_and_named(name):
     data = mf.Data(**arrays())
     data.check_unchanged()
     assert data.changed() is False
     EDITS[name](data)
     assert data.changed() is True
-    with pytest.raises(mf.UsageError, match=rf"{name} of the data 'custom' was edited.*replace\(data, {name}="):
+    with pytest.raises(mf.UsageError, match=rf"{name} .*edited.*replace\(data, {name}="):
         data.check_unchanged()
-    assert not dataclasses.replace(data).changed()  # the new contents, adopted on purpose
+    assert not dataclasses.replace(data).changed()  # a new Data accepts the edited contents
 
 
-def test_what_was_edited_in_place_is_checked_again_in_a_new_data():
+def test_replace_checks_edited_tensors_again():
     data = mf.Data(**arrays())
     data.x_train[0] = float("nan")
     with pytest.raises(mf.UsageError, match="not finite"):
         dataclasses.replace(data)
 
 
-def test_the_checksum_is_of_the_present_contents_and_nothing_derived_outlives_a_change():
+def test_edits_change_the_checksum_and_clear_cached_tensors():
     data = mf.Data(**{**arrays(), "y_train": np.random.default_rng(0).normal(size=(8, 1)), "y_test": np.zeros((4, 1))})
     before = data.checksum()
     held = data.resident("train", torch.device("cpu"), torch.float32)[1]
@@ -146,12 +146,12 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"y_train": np.where(LABELS == 1, -100, LABELS)}, "negative label"),
     ],
 )
-def test_parts_that_disagree_are_refused_in_words(change, words):
+def test_inconsistent_arguments_raise_usage_error(change, words):
     with pytest.raises(mf.UsageError, match=words):
         mf.Data(**{"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES, "y_test": LABELS} | change)
 
 
-def test_widths_that_differ_are_stored_in_the_wider_type():
+def test_different_widths_are_stored_in_the_wider_type():
     x = np.random.default_rng(0).normal(size=(6, 2))
     data = mf.Data(x.astype(np.float32), LABELS.astype(np.int32), x, LABELS.astype(np.uint8)[:, None])
     assert data.x_train.dtype == data.x_test.dtype == torch.float64
@@ -160,7 +160,7 @@ def test_widths_that_differ_are_stored_in_the_wider_type():
     assert data.y_test.shape == (6,)
 
 
-def test_class_counts_of_labels_with_positions_count_positions():
+def test_class_counts_of_labels_per_position():
     labels = torch.tensor([[0, 1, -100], [2, 2, 2], [0, 0, 1]])
     data = mf.Data(torch.zeros(3, 3), labels, torch.zeros(3, 3), labels)
     assert data.num_classes == 3
@@ -171,7 +171,7 @@ def test_class_counts_of_labels_with_positions_count_positions():
 
 
 class InPlace(nn.Module):
-    """Writes to its input, unless told otherwise."""
+    """Modifies its input in place if `writes`."""
 
     def __init__(self, writes):
         super().__init__()
@@ -184,8 +184,8 @@ class InPlace(nn.Module):
         return self.last(x - 0.5)
 
 
-def careless(output, target):
-    """Labels 0 and 1 made -1 and 1, and outputs between 0 and 1, both in place."""
+def modifying_loss(output, target):
+    """A loss that modifies labels and outputs in place."""
     value = nn.functional.cross_entropy(output, target.clone())
     target[target == 0] = -1
     with torch.no_grad():
@@ -194,13 +194,13 @@ def careless(output, target):
 
 
 @pytest.mark.parametrize("engine", ["plain", "workers", "batched"])
-def test_models_and_losses_that_write_to_what_they_are_given_change_no_data(engine):
+def test_models_and_losses_that_modify_their_inputs_do_not_change_the_data(engine):
     drawn = torch.Generator().manual_seed(0)
     x = torch.randn(80, 4, generator=drawn)
     y = (x.sum(dim=1) > 0).long()
     ends = []
     for writes in (False, True):
-        data = mf.Data(x, y, x[:30], y[:30], loss=careless if writes else None)
+        data = mf.Data(x, y, x[:30], y[:30], loss=modifying_loss if writes else None)
         torch.manual_seed(0)
         local = mf.LocalSGD(steps=2, batch_size=8, lr=0.1)
         split = mf.partition.iid(y, 4)

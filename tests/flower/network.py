@@ -1,6 +1,7 @@
-"""A real federation on loopback: SuperLink and SuperNodes as processes of their own, each stopped at the end whatever happens."""
+"""A real federation on loopback: SuperLink and SuperNodes as separate processes, all of which are stopped at the end."""
 
 import contextlib
+import json
 import os
 import secrets
 import signal
@@ -10,10 +11,37 @@ import sys
 import time
 from pathlib import Path
 
-from ..conftest import wait_until
+from tests.conftest import wait_until
 
 BIN = Path(sys.executable).parent
 MARK = "MIMICFL_TEST_MARK"
+
+# Wraps a function of an app's task: a file `hold-<client>` names the round in which that client waits, so that it can be killed there.
+HOLD = """
+
+def {function}(*given, real={function}):
+    import pathlib, time
+    gate, rows = pathlib.Path({gate!r}), pathlib.Path({rows!r})
+    me = given[0] if isinstance(given[0], int) else given[0].node_config["partition-id"]
+    done = len(rows.read_text().splitlines()) if rows.exists() else 0
+    hold = gate / f"hold-{{me}}"
+    if hold.exists() and int(hold.read_text()) == done:
+        (gate / f"holding-{{me}}").touch()
+        while hold.exists():
+            time.sleep(0.1)
+    return real(*given)
+"""
+
+
+def hold_in(task, function, gate, run):
+    """Let clients wait where their app loads its data; the first argument is the context or the client's number."""
+    gate.mkdir(exist_ok=True)
+    task.write_text(task.read_text() + HOLD.format(function=function, gate=str(gate), rows=str(run / "rows.jsonl")))
+
+
+def rows(folder):
+    file = folder / "rows.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def free_port():
@@ -23,10 +51,14 @@ def free_port():
 
 
 class Network:
-    """Every process carries a mark in its environment, which all that it starts inherit: so all of them can be found and ended."""
+    """A SuperLink and its SuperNodes.
+
+    Every process has a mark in its environment. Its children inherit the mark, so all of them can be found and stopped.
+    """
 
     def __init__(self, folder, tls=None):
         self.folder, self.tls, self.port = Path(folder), tls, free_port()
+        self.node_port = self.port  # where SuperNodes connect; a proxy has another one
         self.processes, self.running = [], {}
         home = self.folder / "flwr"
         home.mkdir(parents=True)
@@ -63,13 +95,15 @@ class Network:
         return process
 
     def kill(self, process):
-        """SIGKILL to the process and to all that it has started, as a power cut would."""
+        """Send SIGKILL to the process and to all its descendants, like a power failure."""
         while found := members(process.mark):
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.poll()
             time.sleep(0.02)
+        if process.poll() is None:  # nginx overwrites its environment, and with it the mark; it stops its own workers
+            process.terminate()
         process.wait()
 
     def superlink(self, *more):
@@ -81,33 +115,66 @@ class Network:
         where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
         self.start("superlink", BIN / "flower-superlink", *security, *where, *more)
         link = self.running["superlink"]
-        wait_until(lambda: link.poll() is not None or self._answers(), "the SuperLink's port")
+        wait_until(lambda: link.poll() is not None or self._accepts(), "the SuperLink's port")
         assert link.poll() is None, self.logs()
 
-    def _answers(self):
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 60):
+    def _accepts(self, port=None):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port or self.port), 60):
             return True
         return False
 
+    def proxy(self, nginx, config):
+        """Start nginx with a configuration of the documentation, on this machine and these ports; SuperNodes connect through it."""
+        self.node_port = free_port()
+        text = Path(config).read_text()
+        temporary = [f"{kind}_temp_path {self.folder}/nginx-{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")]
+        for written, here in {
+            "listen 8443": f"listen 127.0.0.1:{self.node_port}",
+            "superlink:8000": f"127.0.0.1:{self.port}",
+            "/keys/": f"{self.tls}/",
+            "http {": " ".join(["http {", *temporary]),
+        }.items():
+            assert written in text
+            text = text.replace(written, here)
+        # The workers of a root's nginx are another user, who cannot write to the folder of a test.
+        user = "user root;\n" if os.geteuid() == 0 else ""
+        (self.folder / "nginx.conf").write_text(f"{user}pid {self.folder}/nginx.pid;\n{text}")
+        self.start("proxy", nginx, "-c", self.folder / "nginx.conf", "-p", self.folder, "-g", "daemon off;")
+        proxy = self.running["proxy"]
+        wait_until(lambda: proxy.poll() is not None or self._accepts(self.node_port), "the proxy's port")
+        assert proxy.poll() is None, self.logs()
+
     def supernode(self, number, of, *more, **config):
         security = ["--root-certificates", self.tls / "ca.crt"] if self.tls else ["--insecure"]
-        words = {"partition-id": number, "num-partitions": of} | config
-        text = " ".join(f'{key}="{value}"' if isinstance(value, (str, Path)) else f"{key}={value}" for key, value in words.items())
-        where = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", free_port()]
+        node_config = {"partition-id": number, "num-partitions": of} | config
+        text = " ".join(f'{key}="{value}"' if isinstance(value, (str, Path)) else f"{key}={value}" for key, value in node_config.items())
+        where = ["--superlink", f"127.0.0.1:{self.node_port}", "--host", "127.0.0.1", "--port", free_port()]
         return self.start(f"node{number}", BIN / "flower-supernode", *security, *where, "--node-config", text, *more)
 
-    def flwr(self, *words):
-        done = subprocess.run([str(BIN / "flwr"), *map(str, words)], env=self.environment, cwd=self.folder, capture_output=True, text=True)
+    def flwr(self, *arguments):
+        """Run a flwr command; returns its exit code and output."""
+        command = [str(BIN / "flwr"), *map(str, arguments)]
+        done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
     def run_app(self, app, **settings):
-        """Submit a run; returns at once."""
+        """Submit a run and return immediately."""
         text = " ".join(f"{key}='{value}'" if isinstance(value, (str, Path)) else f"{key}={value}" for key, value in settings.items())
         code, out = self.flwr("run", app, "loop", "--run-config", text)
         assert code == 0, out
 
+    def runs(self):
+        """The runs as Flower lists them, with their ids and their traffic."""
+        _, text = self.flwr("list", "loop", "--format", "json")
+        return json.loads(text[text.index("{") :])["runs"]
+
+    def run_log(self):
+        """What the ServerApp of the only run has logged."""
+        [run] = self.runs()
+        return self.flwr("log", run["run-id"], "loop", "--show")[1]
+
     def server_apps(self):
-        """Process ids of the ServerApps that the SuperLink has started."""
+        """Process ids of the ServerApps started by the SuperLink."""
         return [pid for pid in members(self.running["superlink"].mark) if "flwr-serverapp" in command_of(pid)]
 
     def logs(self):
@@ -115,7 +182,7 @@ class Network:
 
 
 def members(mark):
-    """All processes that carry this mark: those that a test has started, and what they started."""
+    """Process ids of all live processes with this mark."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -1,4 +1,4 @@
-"""A small deterministic federation, and the simulator's answer to the same problem."""
+"""A small deterministic federation, and the simulator's result for the same problem."""
 
 import logging
 
@@ -27,15 +27,15 @@ def problem(dtype=torch.float32):
 def app(dtype=torch.float32, **options):
     data, split, _ = problem(dtype)
 
-    def own(context):
+    def data_of(context):
         part = split[int(context.node_config["partition-id"])]
         return data.x_train[part], data.y_train[part], data.x_test, data.y_test
 
-    return client_app(lambda: problem(dtype)[2], own, local=LOCAL, loss=data.loss, **options)
+    return client_app(lambda: problem(dtype)[2], data_of, local=LOCAL, loss=data.loss, **options)
 
 
 def simulated(algorithm, available, dtype=torch.float32, **options):
-    """The simulator's model after the same rounds with the same participation."""
+    """The simulator's result for the same rounds and the same participation."""
     data, split, model = problem(dtype)
     pattern = mf.availability.Explicit(np.asarray(available, dtype=bool))
     return mf.simulate(model, data, split, algorithm, pattern, len(available), local=LOCAL, engine="plain", **options)
@@ -61,5 +61,5 @@ def flat(arrays):
 
 
 def participation(rows):
-    """Who was counted when, [T, N]."""
+    """Whose updates were aggregated in which round, [T, N]."""
     return [[int(str(i) in row["answered"]) for i in range(N)] for row in rows]

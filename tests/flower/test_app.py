@@ -1,4 +1,4 @@
-"""The ready app: written by the command, tried in one process, resumed; settings, availability and mistakes."""
+"""The app written by `mimicfl flower new`: run in one process and resumed; settings, availability and error messages."""
 
 import json
 import os
@@ -14,10 +14,10 @@ import mimicfl.flower as mff
 from mimicfl.cli.main import main
 from mimicfl.errors import UsageError
 from mimicfl.flower.app import make_strategy
-from mimicfl.flower.new import new_app
+from mimicfl.flower.new_app import new_app
 from mimicfl.metrics.store import RunFolder
-
-from .problems import N, app, flat, problem, simulated
+from tests.conftest import BUILT_IN
+from tests.flower.problems import N, app, flat, problem, simulated
 
 
 def run(*command, folder):
@@ -25,7 +25,8 @@ def run(*command, folder):
     return subprocess.run([sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_the_template_runs_and_resumes_as_its_readme_says(tmp_path, capsys, monkeypatch):
+@pytest.mark.slow
+def test_template_runs_and_resumes(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["flower", "new", "My digits"]) == 0
     assert "python try_it.py" in capsys.readouterr().out
@@ -46,7 +47,17 @@ def test_the_template_runs_and_resumes_as_its_readme_says(tmp_path, capsys, monk
     assert "MimiC ends at" in capsys.readouterr().out
 
 
-def test_every_file_of_the_template_is_filled_in(tmp_path):
+@pytest.mark.slow
+def test_template_runs_secure_rounds_in_one_process(tmp_path):
+    target = new_app(tmp_path / "hidden")
+    for rounds in (1, 2):  # the second run finds the clients' corrections
+        done = run("try_it.py", f"num-rounds={rounds}", 'form="secure"', "clip=256.0", f"folder='{tmp_path / 'run'}'", folder=target)
+        assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "rows.jsonl").read_text().splitlines()]
+    assert [row["answered"] for row in rows] == [["0", "1", "2"]] * 2
+
+
+def test_template_has_no_unfilled_placeholders(tmp_path):
     target = new_app(tmp_path / "ward-7")
     files = sorted(str(file.relative_to(target)) for file in target.rglob("*") if file.is_file())
     assert files == [
@@ -58,19 +69,21 @@ def test_every_file_of_the_template_is_filled_in(tmp_path):
     assert all("$" not in file.read_text().replace("$ f", "") for file in target.rglob("*") if file.is_file())
 
 
-@pytest.mark.parametrize(("name", "sentence"), [("7up", "cannot name a Python package"), ("torch", "would hide"), ("full", "is not empty")])
-def test_folders_that_cannot_be(tmp_path, name, sentence, capsys):
+@pytest.mark.parametrize(("name", "message"), [("7up", "Python package"), ("torch", "would hide"), ("full", "is not empty")])
+def test_unusable_folders_are_refused(tmp_path, name, message, capsys):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     assert main(["flower", "new", str(tmp_path / name)]) == 2
-    assert sentence in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_mimicfl_does_not_import_flower_by_itself(tmp_path):
+@pytest.mark.slow
+def test_importing_mimicfl_does_not_import_flower(tmp_path):
     assert run("-c", "import sys, mimicfl, mimicfl.cli.main; sys.exit('flwr' in sys.modules)", folder=tmp_path).returncode == 0
 
 
-def test_a_missing_flower_is_one_sentence_and_code_2(tmp_path):
+@pytest.mark.slow
+def test_missing_flower_is_a_one_line_error_with_exit_code_2(tmp_path):
     hide = "import sys; sys.modules['flwr'] = None; "
     done = run("-c", hide + "from mimicfl.cli.main import main; sys.exit(main(['flower', 'new', 'x']))", folder=tmp_path)
     assert (done.returncode, done.stderr) == (2, "mimicfl: Flower is not installed: pip install 'mimicfl[flower]'\n")
@@ -78,8 +91,9 @@ def test_a_missing_flower_is_one_sentence_and_code_2(tmp_path):
     assert "MissingFlower: Flower is not installed" in done.stderr
 
 
-def test_a_pattern_decides_who_answers():
-    """Any availability pattern, in Flower's simulation, through nothing but settings; the same clients as in our simulator."""
+@pytest.mark.slow
+def test_availability_pattern_selects_the_clients():
+    """A pattern in the run config selects the same clients as in the simulator."""
     kept = {}
     server = mff.server_app(lambda: problem()[2], num_rounds=8, algorithm="mifa", lr="geometric:0.05,0.8", num_clients=N, seed=4)
     original = mff.Federated.start
@@ -98,8 +112,8 @@ def test_a_pattern_decides_who_answers():
     assert torch.equal(flat(kept["result"].arrays), simulated("mifa", available, seed=4).params)
 
 
-def test_label_correlated_dropouts_need_to_know_the_labels():
-    from .problems import LOCAL, federate
+def test_label_correlated_availability_needs_class_counts():
+    from tests.flower.problems import LOCAL, federate
 
     pattern = "label-correlated:classes=[1],rare=0.0,common=1.0"
     base = {"lr": LOCAL.lr, "num_clients": N, "fraction_evaluate": 0.0, "availability": pattern}
@@ -110,7 +124,7 @@ def test_label_correlated_dropouts_need_to_know_the_labels():
     assert [row["answered"] for row in strategy.rows] == [["0", "3", "4"]] * 2
 
 
-def test_the_forms_by_name():
+def test_forms_are_selected_by_name():
     options = {"num_clients": 4, "lr": 0.1}
     assert isinstance(make_strategy([], {"form": "secure", "clip": 3.0, **options}).form, mff.SecureForm)
     assert type(make_strategy([], {"form": "client", **options}).form) is mff.ClientForm
@@ -118,22 +132,22 @@ def test_the_forms_by_name():
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
-        ({"form": "client", "algorithm": "mifa"}, "is MimiC's"),
-        ({"form": "secure", "weighting": "samples"}, "weighs all clients equally"),
+        ({"form": "client", "algorithm": "mifa"}, "needs an algorithm"),
+        ({"form": "secure", "weighting": "samples"}, "weighting"),
         ({"form": "cloud"}, "form 'cloud' is unknown"),
     ],
 )
-def test_settings_that_do_not_go_together(options, sentence):
-    with pytest.raises(UsageError, match=sentence):
+def test_incompatible_and_unknown_settings_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
         make_strategy([], options)
     with pytest.raises(UsageError, match="did you mean 'num_rounds'"):
         mff.server_app(lambda: None, num_round=3)
 
 
-def test_a_folder_of_another_federation_is_refused(tmp_path):
-    from .problems import federate
+def test_folder_of_another_federation_is_refused(tmp_path):
+    from tests.flower.problems import federate
 
     base = {"fraction_evaluate": 0.0, "wait_for": N, "folder": tmp_path / "run"}
     federate(mff.MimiC(lr=0.05, **base), 1)
@@ -143,16 +157,17 @@ def test_a_folder_of_another_federation_is_refused(tmp_path):
         federate(mff.MimiC(lr=0.05, **base), 1, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("name", ["FedAvg", "FedProx", "SCAFFOLD", "MIFA", "MimiC", "FedVARP", "FedAU", "FedAvgM"])
-def test_stopped_and_resumed_ends_as_one_never_stopped(name, tmp_path):
-    from .problems import LOCAL, federate
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [kind.__name__ for name, kind in BUILT_IN.items() if name != "known-p"])  # nobody knows the rates here
+def test_resumed_run_equals_an_uninterrupted_one(name, tmp_path):
+    from tests.flower.problems import LOCAL, federate
 
     base = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N, "availability": "static:0.6"}
-    whole = getattr(mff, name)(**base)
-    federate(whole, 6)
+    uninterrupted = getattr(mff, name)(**base)
+    federate(uninterrupted, 6)
     for rounds in (1, 4, 6):
-        part = getattr(mff, name)(folder=tmp_path / "run", **base)
-        federate(part, rounds)
-    assert torch.equal(part.form.w, whole.form.w)
-    assert [row["answered"] for row in part.rows] == [row["answered"] for row in whole.rows]
-    assert part.rows[-1]["bytes_up"] == whole.rows[-1]["bytes_up"]
+        resumed = getattr(mff, name)(folder=tmp_path / "run", **base)
+        federate(resumed, rounds)
+    assert torch.equal(resumed.form.w, uninterrupted.form.w)
+    assert [row["answered"] for row in resumed.rows] == [row["answered"] for row in uninterrupted.rows]
+    assert resumed.rows[-1]["bytes_up"] == uninterrupted.rows[-1]["bytes_up"]

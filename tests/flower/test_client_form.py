@@ -1,4 +1,4 @@
-"""MimiC with the corrections at the clients, plain and under secure aggregation: equal to the server form, whatever is lost."""
+"""MimiC with corrections at the clients, plain and under secure aggregation: equal to the server form when replies are lost."""
 
 import numpy as np
 import pytest
@@ -8,19 +8,18 @@ from safetensors.torch import load_file
 
 import mimicfl.flower as mff
 from mimicfl.errors import UsageError
-from mimicfl.flower.held import Held
+from mimicfl.flower.client_state import ClientState
 from mimicfl.flower.wire import tensor
-
-from .problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
+from tests.flower.problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
 
 BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "num_clients": N, "wait_for": N}
 
 
-class Losing:
-    """The ready app; `trouble(client, t)` says how an answer gets lost: "before" training, "after" it, or not at all."""
+class Lossy:
+    """A client app that loses replies: `failure(client, t, stage)` returns "before" (training), "after" (it) or "" (no loss)."""
 
-    def __init__(self, folder, trouble, stage="train"):
-        self.app, self.trouble = app(state=folder), trouble
+    def __init__(self, folder, failure):
+        self.app, self.failure = app(state=folder), failure
 
     def __call__(self, node, message, context):
         if message.metadata.message_type != "train":
@@ -28,12 +27,12 @@ class Losing:
         client = int(context.node_config["partition-id"])
         stage = dict(message.content.config_records.get("secaggplus_configs", {})).get("stage", "train")
         t = int(message.metadata.group_id) - 1
-        found = self.trouble(client, t, stage)
-        if found == "before":
-            raise RuntimeError("gone before it trained")
+        failure = self.failure(client, t, stage)
+        if failure == "before":
+            raise RuntimeError("dropped out before training")
         reply = self.app(message, context)
-        if found == "after":
-            raise RuntimeError("trained, and wrote its pending update, but the answer was lost")
+        if failure == "after":
+            raise RuntimeError("trained and wrote its pending update, but the reply was lost")
         return reply
 
 
@@ -43,55 +42,59 @@ def start(form, rounds, client, **options):
     return strategy, result
 
 
-def test_equal_to_the_server_form_to_the_bit_whatever_is_lost(tmp_path):
-    """Answers are lost before and after training; a correction is committed only when the server says it was counted."""
-    chance = np.random.default_rng(5)
-    fate = {(c, t): chance.choice(["", "before", "after"], p=[0.5, 0.2, 0.3]) for t in range(8) for c in range(N)}
-    strategy, result = start(mff.ClientForm(num_clients=N), 8, Losing(tmp_path, lambda c, t, _: fate[c, t]))
+@pytest.mark.slow
+def test_client_form_equals_the_simulator_when_replies_are_lost(tmp_path):
+    """Replies are lost before and after training; a correction is committed only after the server acknowledges the reply."""
+    rng = np.random.default_rng(5)
+    failures = {(c, t): rng.choice(["", "before", "after"], p=[0.5, 0.2, 0.3]) for t in range(8) for c in range(N)}
+    strategy, result = start(mff.ClientForm(num_clients=N), 8, Lossy(tmp_path, lambda c, t, _: failures[c, t]))
     available = participation(strategy.rows)
-    assert [[int(not fate[c, t]) for c in range(N)] for t in range(8)] == available
+    assert [[int(not failures[c, t]) for c in range(N)] for t in range(8)] == available
     assert torch.equal(flat(result.arrays), simulated("mimic", available).params)
 
 
-def test_the_ledger_keeps_what_is_needed_and_no_more(tmp_path):
+@pytest.mark.slow
+def test_server_keeps_v_only_while_a_client_needs_it(tmp_path):
     available = schedule(8)
     form = mff.ClientForm(num_clients=N)
-    strategy, _ = start(form, 8, Losing(tmp_path, lambda c, t, _: "" if available[t, c] else "before"))
-    needed = {t for client, (ticket, t) in form.counted.items() if form.committed.get(client) != ticket}
+    strategy, _ = start(form, 8, Lossy(tmp_path, lambda c, t, _: "" if available[t, c] else "before"))
+    needed = {t for client, (token, t) in form.counted.items() if form.committed.get(client) != token}
     assert set(form.v) == needed
     assert 1 <= len(form.v) <= N
     assert participation(strategy.rows) == available.astype(int).tolist()
 
 
-def test_without_the_commit_rule_it_would_be_wrong(tmp_path, monkeypatch):
-    """The test above can fail: a client that commits whatever is pending ends elsewhere."""
+@pytest.mark.slow
+def test_committing_unacknowledged_updates_gives_a_wrong_result(tmp_path, monkeypatch):
+    """Shows that the equality test can fail: a client that commits every pending update ends at a different model."""
 
-    def hasty(self, content):
+    def commits_always(self, content):
         if self.pending is None or "v" not in content.array_records:
-            return settle(self, content)
-        self.c, self.ticket, self.pending = tensor(content, "v", "v") - self.pending, str(self.words["counted"]), None
+            return reconcile(self, content)
+        self.c, self.token, self.pending = tensor(content, "v", "v") - self.pending, str(self.request["counted"]), None
         return True
 
-    settle = Held.settle
-    monkeypatch.setattr(Held, "settle", hasty)
+    reconcile = ClientState.reconcile
+    monkeypatch.setattr(ClientState, "reconcile", commits_always)
     lost = {(1, 1), (1, 2), (3, 2)}
-    strategy, result = start(mff.ClientForm(num_clients=N), 6, Losing(tmp_path, lambda c, t, _: "after" if (c, t) in lost else ""))
+    strategy, result = start(mff.ClientForm(num_clients=N), 6, Lossy(tmp_path, lambda c, t, _: "after" if (c, t) in lost else ""))
     assert not torch.allclose(flat(result.arrays), simulated("mimic", participation(strategy.rows)).params, atol=1e-6)
 
 
-def test_a_server_that_dies_in_a_round_resumes_with_the_same_clients(tmp_path, monkeypatch):
-    """Round 3 is trained twice: the clients drop what they had pending from the first time."""
+@pytest.mark.slow
+def test_server_killed_during_a_round_resumes_with_the_same_clients(tmp_path, monkeypatch):
+    """Round 3 is trained twice: the clients drop the pending update of the first attempt."""
     client = app(state=tmp_path / "clients")
     options = {"folder": tmp_path / "run"}
     first = mff.MimiC(form=mff.ClientForm(num_clients=N), **BASE, **options)
-    original = type(first).tell
+    original = type(first).apply
 
-    def dies(self, t, *rest):
+    def fails(self, t, *rest):
         if t == 3:
             raise SystemExit("killed")
         return original(self, t, *rest)
 
-    monkeypatch.setattr(type(first), "tell", dies)
+    monkeypatch.setattr(type(first), "apply", fails)
     with pytest.raises(SystemExit):
         federate(first, 6, client)
     monkeypatch.undo()
@@ -101,42 +104,43 @@ def test_a_server_that_dies_in_a_round_resumes_with_the_same_clients(tmp_path, m
     assert torch.equal(flat(result.arrays), simulated("mimic", [[1] * N] * 6).params)
 
 
-def test_a_client_that_lost_its_disk_makes_everybody_start_again_from_zero(tmp_path):
-    """The corrections must sum to zero: with one lost, all are dropped, and the rest is MimiC from the model as it is then."""
+@pytest.mark.slow
+def test_lost_client_state_resets_all_corrections(tmp_path):
+    """Corrections must sum to zero: after a loss all of them restart at zero, and training continues from the current model."""
     erased = []
 
-    def trouble(client, t, _):
+    def erase(client, t, _):
         if (client, t) == (2, 3) and not erased:
             erased.append([file.unlink() for file in tmp_path.rglob("*.safetensors")][:1])
         return ""
 
-    # Client 0 has been asked before the files go; those after it have lost theirs.
+    # Client 0 has replied before the files are erased; the clients after it lose their state.
     form = mff.ClientForm(num_clients=N)
-    strategy, result = start(form, 8, Losing(tmp_path, trouble))
+    strategy, result = start(form, 8, Lossy(tmp_path, erase))
     assert any("lost its correction" in why for why in strategy.rows[3]["failed"].values())
     assert participation(strategy.rows)[-1] == [1] * N
     assert bool(torch.isfinite(flat(result.arrays)).all())
     v = form.v[7]
-    corrections = [v - load_file(file)["pending"] for file in tmp_path.rglob("*.safetensors")]  # what each will commit next
+    corrections = [v - load_file(file)["pending"] for file in tmp_path.rglob("*.safetensors")]  # what each client commits next
     assert len(corrections) == N
     torch.testing.assert_close(sum(corrections), torch.zeros_like(v), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
-    ("make_it", "words"),
+    ("make", "message"),
     [
-        (lambda: mff.FedVARP(form=mff.ClientForm(num_clients=N), num_clients=N), "form 'client' is MimiC's"),
-        (lambda: mff.MimiC("step", form=mff.ClientForm(num_clients=N)), "with memory in gradient units"),
-        (lambda: mff.MimiC(form=mff.ClientForm(num_clients=N), update="mean"), "update is 'sum' in the form and 'mean' in the strategy"),
+        (lambda: mff.FedVARP(form=mff.ClientForm(num_clients=N), num_clients=N), "form 'client' needs an algorithm"),
+        (lambda: mff.MimiC(memory="step", form=mff.ClientForm(num_clients=N)), "form 'client' needs an algorithm"),
+        (lambda: mff.MimiC(form=mff.ClientForm(num_clients=N), update="mean"), "update is 'sum'.*'mean'"),
     ],
 )
-def test_a_form_of_another_algorithm_is_refused(make_it, words):
-    with pytest.raises(UsageError, match=words):
-        make_it()
+def test_form_that_does_not_match_the_strategy_is_refused(make, message):
+    with pytest.raises(UsageError, match=message):
+        make()
 
 
-def test_a_client_form_needs_a_client_that_keeps_it(tmp_path):
-    strategy, _ = start(mff.ClientForm(num_clients=N), 1, app())
+def test_client_form_needs_a_state_folder(tmp_path):
+    strategy, _ = start(mff.ClientForm(num_clients=N), 1, app(), failed_rounds=None)
     assert ["state-dir" in why for why in strategy.rows[0]["failed"].values()] == [True] * N
 
 
@@ -145,47 +149,50 @@ def test_a_client_form_needs_a_client_that_keeps_it(tmp_path):
 STAGES = ("setup", "share_keys", "collect_masked_vectors", "unmask")
 
 
-def test_secure_rounds_survive_drops_at_every_stage(tmp_path):
-    """One client at a time goes away at each stage; from the third on it counts or not as the protocol says."""
-    drops = {(1, 1): "setup", (2, 2): "share_keys", (3, 3): "collect_masked_vectors", (4, 4): "unmask"}
+@pytest.mark.slow
+def test_secure_rounds_survive_dropouts_at_every_stage(tmp_path):
+    """One client drops out per stage; its update is aggregated only if it dropped out after sending its masked vector."""
+    dropouts = {(1, 1): "setup", (2, 2): "share_keys", (3, 3): "collect_masked_vectors", (4, 4): "unmask"}
     form = mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N)
-    client = Losing(tmp_path, lambda c, t, stage: "before" if drops.get((c, t)) == stage else "")
+    client = Lossy(tmp_path, lambda c, t, stage: "before" if dropouts.get((c, t)) == stage else "")
     strategy, result = start(form, 7, client)
     available = [[1] * N for _ in range(7)]
-    for (c, t), stage in drops.items():
-        available[t][c] = int(stage == "unmask")  # its masked vector is in, the others unmask it
+    for (c, t), stage in dropouts.items():
+        available[t][c] = int(stage == "unmask")  # its masked vector has arrived, and the others unmask it
     assert participation(strategy.rows) == available
     torch.testing.assert_close(flat(result.arrays), simulated("mimic", available).params, atol=2e-6, rtol=0)
     assert "setup" in strategy.rows[1]["failed"]["1"]
 
 
-def test_a_secure_round_below_its_threshold_is_refused_and_changes_nothing(tmp_path):
-    """Two of five stay, four are needed: no sum, no step, and the next round goes on from where it was."""
+@pytest.mark.slow
+def test_secure_round_below_the_threshold_is_refused_and_changes_nothing(tmp_path):
+    """Two of five clients remain and four are needed: no sum, no step, and the next round starts from the same model."""
     form = mff.SecureForm(threshold=0.7, clip=64.0, num_clients=N)
-    client = Losing(tmp_path, lambda c, t, stage: "before" if t == 1 and c > 1 and stage == "collect_masked_vectors" else "")
+    client = Lossy(tmp_path, lambda c, t, stage: "before" if t == 1 and c > 1 and stage == "collect_masked_vectors" else "")
     strategy, result = start(form, 3, client)
     assert participation(strategy.rows) == [[1] * N, [0] * N, [1] * N]
-    assert strategy.rows[1]["failed"]["0"] == "the secure round was refused"
+    assert "refused" in strategy.rows[1]["failed"]["0"]
     torch.testing.assert_close(flat(result.arrays), simulated("mimic", participation(strategy.rows)).params, atol=2e-6, rtol=0)
 
 
-def test_the_server_sees_masked_vectors_only(tmp_path):
-    """What a client sends is far from its update, differs from round to round, and looks uniform."""
+@pytest.mark.slow
+def test_server_receives_only_masked_vectors(tmp_path):
+    """The masked vectors are uniformly distributed, and replies contain neither arrays nor metrics."""
     seen = []
 
-    class Tap(Losing):
+    class Recording(Lossy):
         def __call__(self, node, message, context):
             reply = super().__call__(node, message, context)
-            told = reply.content.config_records.get("secaggplus_configs") or {}
-            if "masked_params" in told:
+            secagg = reply.content.config_records.get("secaggplus_configs") or {}
+            if "masked_params" in secagg:
                 from flwr.common import bytes_to_ndarray
 
-                seen.append([bytes_to_ndarray(part) for part in told["masked_params"]][1])
+                seen.append([bytes_to_ndarray(part) for part in secagg["masked_params"]][1])
                 assert all(not record for record in reply.content.array_records.values())
                 assert "train-loss" not in str(reply.content)
             return reply
 
-    start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 2, Tap(tmp_path, lambda *_: ""))
+    start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 2, Recording(tmp_path, lambda *_: ""))
     values = np.concatenate(seen) / 2**32
     assert len(seen) == 2 * N
     assert 0 <= values.min() < 0.05
@@ -193,70 +200,111 @@ def test_the_server_sees_masked_vectors_only(tmp_path):
     assert abs(values.mean() - 0.5) < 4 / np.sqrt(12 * len(values))
 
 
-def test_masks_use_the_whole_seed_and_the_whole_range():
-    from mimicfl.flower.masked import mask
+def test_masks_use_the_full_seed_and_the_full_range():
+    from mimicfl.flower.secagg_client import mask
 
     a, b = bytes(32), bytes(28) + b"\1\0\0\1"
     [x], [y] = mask(a, 2**32, [(20_000,)]), mask(b, 2**32, [(20_000,)])
     assert (x == mask(a, 2**32, [(20_000,)])[0]).all()
     assert (x != y).mean() > 0.99
-    # Flower folds seeds by xor of 32-bit words: these two would give the same mask there.
+    # Flower combines the 32-bit words of a seed by xor: these two seeds would give the same mask.
     c, d = b"\1\0\0\0" + bytes(28), bytes(28) + b"\1\0\0\0"
     assert (mask(c, 2**32, [(100,)])[0] != mask(d, 2**32, [(100,)])[0]).any()
     assert mask(a, 2**16, [(3, 4), (2,)])[0].shape == (3, 4)
     assert mask(a, 2**16, [(5000,)])[0].max() < 2**16
     original = __import__("flwr.client.mod.secure_aggregation.secaggplus_mod", fromlist=["x"])
-    assert original.pseudo_rand_gen is not mask  # other apps keep Flower's own
+    assert original.pseudo_rand_gen is not mask  # other apps keep Flower's masks
 
 
-def test_a_client_refuses_to_help_unmask_another(tmp_path):
-    """Asked for both secrets of one client, or for a threshold of one half, it raises."""
+SETUP = {
+    "stage": "setup",
+    "sample_num": 6,
+    "share_num": 6,
+    "threshold": 4,
+    "clipping_range": 8.0,
+    "target_range": 2**28,
+    "mod_range": 2**32,
+    "max_weight": 1.0,
+}
+
+
+def secure_request(kind="train", **fields):
     from flwr.app import ConfigRecord, RecordDict
 
-    from mimicfl.flower.masked import guarded
-
-    def letter(**asked):
-        return Message(RecordDict({"secaggplus_configs": ConfigRecord(asked)}), 1, "train")
-
-    with pytest.raises(UsageError, match="both secrets"):
-        guarded(letter(stage="unmask", active_nids=[1, 2, 3], dead_nids=[3]), None, None)
-    with pytest.raises(UsageError, match="above one half"):
-        guarded(letter(stage="setup", sample_num=6, threshold=3), None, None)
+    return Message(RecordDict({"secaggplus_configs": ConfigRecord(fields)}), 1, kind)
 
 
-def test_a_client_may_insist_on_secure_rounds(tmp_path):
-    strategy = mff.MimiC(**BASE)
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stage": "unmask", "active_nids": [1, 2, 3], "dead_nids": [3]}, "both secrets"),
+        ({"stage": "unmask", "active_nids": [1, 2], "dead_nids": [3]}, "at least 3"),
+        ({"stage": "unmask", "active_nids": [1, 1, 2, 2], "dead_nids": [3]}, "at least 3"),
+        (SETUP | {"threshold": 3}, "above one half"),
+        (SETUP | {"sample_num": 2, "share_num": 2, "threshold": 2}, "at least 3"),
+        (SETUP | {"share_num": 60}, "a share of every secret"),
+        (SETUP | {"sample_num": 4, "share_num": 6}, "a share of every secret"),
+        (SETUP | {"mod_range": 2**40 + 1}, "2\\^32"),
+        (SETUP | {"mod_range": 2**16}, "2\\^32"),
+        (SETUP | {"target_range": 2**31}, "2\\^32"),
+        (SETUP | {"max_weight": 1000.0}, "weights"),
+        (SETUP | {"threshold": "4"}, "whole numbers"),
+        (SETUP | {"kind": "train.default"}, "type 'train'"),
+    ],
+)
+def test_client_refuses_requests_that_would_unmask_an_update(fields, message):
+    from mimicfl.flower.secagg_client import secagg_mod
+
+    with pytest.raises(UsageError, match=message):
+        secagg_mod(secure_request(**fields), None, lambda *_: pytest.fail("the plain update was computed"))
+
+
+def test_client_refuses_the_keys_of_strangers(tmp_path):
+    """More keys than clients were announced: shares would go to clients that are not there."""
+    from flwr.app import Context, RecordDict
+
+    from mimicfl.flower.secagg_client import secagg_mod
+
+    context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
+    secagg_mod(secure_request(**(SETUP | {"sample_num": 3, "share_num": 3, "threshold": 3})), context, None)
+    keys = {str(node): [b"1", b"2"] for node in range(4)}
+    with pytest.raises(UsageError, match="keys of 4"):
+        secagg_mod(secure_request(stage="share_keys", **keys), context, None)
+
+
+def test_secure_only_client_refuses_plain_rounds(tmp_path):
+    strategy = mff.MimiC(**BASE, failed_rounds=None)
     federate(strategy, 1, app(secure_only=True), timeout=10.0)
     assert ["secure rounds only" in why for why in strategy.rows[0]["failed"].values()] == [True] * N
     strategy, _ = start(mff.SecureForm(threshold=0.51, clip=64.0, num_clients=N), 1, app(state=tmp_path, secure_only=True))
     assert strategy.rows[0]["active"] == N
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("how", ["malformed", "wrong"])
-def test_nonsense_in_a_secure_round_never_reaches_the_model(tmp_path, stage, how):
-    """Client 2 sends rubbish at one stage of round 1: it is left out, or the round is refused; never a wrong step."""
-
+def test_invalid_replies_in_a_secure_round_never_change_the_model(tmp_path, stage, how):
+    """Client 2 sends an invalid reply at one stage of round 1: it is left out or the round is refused."""
     spoiled = []
 
-    def spoil(told):
-        for key, value in told.items():
+    def spoil(reply):
+        for key, value in reply.items():
             before = value
             if isinstance(value, bytes):
-                told[key] = b"rubbish" if how == "wrong" else 7
+                reply[key] = b"invalid" if how == "wrong" else 7
             elif value and isinstance(value[0], bytes):
-                told[key] = [bytes(len(part)) for part in value] if how == "wrong" else value[:-1]
-            spoiled.append(told[key] != before)
+                reply[key] = [bytes(len(part)) for part in value] if how == "wrong" else value[:-1]
+            spoiled.append(reply[key] != before)
 
-    class Spoiling(Losing):
+    class Spoiling(Lossy):
         def __call__(self, node, message, context):
             reply = super().__call__(node, message, context)
-            mine = context.node_config["partition-id"] == 2 and message.metadata.group_id == "2"
-            if mine and message.content.config_records.get("secaggplus_configs") is not None and self.stage == stage:
+            selected = context.node_config["partition-id"] == 2 and message.metadata.group_id == "2"
+            if selected and message.content.config_records.get("secaggplus_configs") is not None and self.stage == stage:
                 spoil(reply.content.config_records["secaggplus_configs"])
             return reply
 
-        def trouble(self, client, t, now):
+        def failure(self, client, t, now):
             self.stage = now
             return ""
 
@@ -271,12 +319,33 @@ def test_nonsense_in_a_secure_round_never_reaches_the_model(tmp_path, stage, how
     torch.testing.assert_close(flat(result.arrays), simulated("mimic", available).params, atol=3e-6, rtol=0)
 
 
-def test_an_update_beyond_the_clip_is_not_sent(tmp_path):
-    strategy, _ = start(mff.SecureForm(threshold=0.51, clip=1e-3, num_clients=N), 1, app(state=tmp_path))
+def test_update_above_the_clip_is_not_sent(tmp_path):
+    strategy, _ = start(mff.SecureForm(threshold=0.51, clip=1e-3, num_clients=N), 1, app(state=tmp_path), failed_rounds=None)
     assert strategy.rows[0]["active"] == 0
     assert any("clip" in why for why in strategy.rows[0]["failed"].values())
 
 
+def test_quantisation_error_is_at_most_one_level():
+    """Clients quantise in float64: in float32 the error would be up to eight levels."""
+    from flwr.app import Array, ArrayRecord, RecordDict
+    from flwr.common import parameters_to_ndarrays
+    from flwr.common.secure_aggregation.quantization import dequantize, quantize
+    from flwr.compat.common.recorddict_compat import recorddict_to_fitres
+
+    from mimicfl.flower.secagg_client import _as_fit_result
+    from mimicfl.flower.wire import config_record
+
+    clip, levels = 8.0, 2**28
+    g = np.random.default_rng(0).uniform(-clip, clip, 20_000).astype(np.float32)
+    message = Message(RecordDict(), 1, "train")
+    records = {"update": ArrayRecord({"g": Array(g)}), "mimicfl": config_record({"ticket": "x"})}
+    sent = _as_fit_result(Message(RecordDict(records), reply_to=message), message)
+    [value] = parameters_to_ndarrays(recorddict_to_fitres(sent.content, True).parameters)
+    [back] = dequantize(quantize([value], clip, levels), clip, levels)
+    assert np.abs(back - g.astype(np.float64)).max() <= 2 * clip / levels * 1.001
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("threshold", "clients"), [(2 / 3, 3), (0.51, 4), (1.0, 3)])
 def test_secure_rounds_with_few_clients(tmp_path, threshold, clients):
     strategy = mff.MimiC(form=mff.SecureForm(threshold=threshold, clip=64.0), **(BASE | {"num_clients": None, "wait_for": clients}))
@@ -286,14 +355,33 @@ def test_secure_rounds_with_few_clients(tmp_path, threshold, clients):
     assert [row["active"] for row in strategy.rows] == [clients] * 2
 
 
-def test_two_clients_have_nothing_to_hide_in(tmp_path):
-    strategy = mff.MimiC(form=mff.SecureForm(clip=64.0), **(BASE | {"num_clients": None, "wait_for": 2}))
+def test_secure_rounds_wait_for_a_third_client(tmp_path):
+    strategy = mff.MimiC(form=mff.SecureForm(clip=64.0), **(BASE | {"num_clients": None, "wait_for": 2, "patience": 5.0}))
     federation = mff.Federation(app(state=tmp_path), 2)
-    with federation.running() as grid:
+    with federation.running() as grid, pytest.raises(UsageError, match="waited 5 s for 3"):
         strategy.start(grid, model_arrays(problem()[2])[0], 1, 10.0)
-    assert strategy.rows[0]["failed"] == dict.fromkeys("01", "secure aggregation needs at least 3 clients, 2 are there")
 
 
-def test_secure_aggregation_says_what_it_cannot_do():
+@pytest.mark.slow
+def test_secure_run_continues_after_a_dropout_and_fails_below_three_clients(tmp_path):
+    """Four clients; one leaves in round 1 and another one in round 3: rounds go on with three, then the run ends with the reason."""
+    client, left = app(state=tmp_path), []
+
+    def leaves(node, message, context):
+        t, number = int(message.metadata.group_id) - 1, context.node_config["partition-id"]
+        if message.metadata.message_type == "train" and (number, t) in ((0, 1), (1, 3)) and number not in left:
+            left.append(number)
+            federation.leave(node)
+            return None
+        return None if number in left else client(message, context)
+
+    federation = mff.Federation(leaves, 4)
+    strategy = mff.MimiC(form=mff.SecureForm(threshold=0.51, clip=64.0), **(BASE | {"num_clients": None, "wait_for": 4, "patience": 60.0}))
+    with federation.running() as grid, pytest.raises(UsageError, match="3 idle client"):
+        strategy.start(grid, model_arrays(problem()[2])[0], 6, 10.0)
+    assert [row["active"] for row in strategy.rows] == [4, 3, 3, 0]
+
+
+def test_secure_threshold_must_be_above_one_half():
     with pytest.raises(UsageError, match="threshold"):
         mff.SecureForm(threshold=0.5)

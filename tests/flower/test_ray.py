@@ -1,4 +1,4 @@
-"""Flower's own simulation on Ray, driven by an availability pattern."""
+"""Availability patterns in Flower's own simulation on Ray."""
 
 import numpy as np
 import pytest
@@ -7,12 +7,12 @@ import torch
 import mimicfl as mf
 import mimicfl.flower as mff
 from mimicfl.metrics.store import RunFolder
+from tests.flower.problems import N, app, problem, simulated
 
-from .problems import N, app, problem, simulated
 
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_a_pattern_drives_flowers_virtual_clients(tmp_path):
+def test_availability_pattern_selects_the_virtual_clients(tmp_path):
     from flwr.simulation import run_simulation
 
     settings = {"num_rounds": 5, "timeout": 3600.0, "lr": "geometric:0.05,0.8", "num_clients": N, "availability": "static:0.6", "seed": 2}

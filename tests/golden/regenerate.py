@@ -1,4 +1,4 @@
-"""Write golden.json anew: python -m tests.golden.regenerate. Only on purpose, in a commit that says why results moved."""
+"""Regenerates golden.json: python -m tests.golden.regenerate. Run it only if results change on purpose; the commit must give the reason."""
 
 import json
 from pathlib import Path

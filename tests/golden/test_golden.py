@@ -1,16 +1,16 @@
-"""Small stored runs in float64: a change that moves results is seen, whatever else still passes."""
+"""Compares small float64 runs with stored results, to detect any change of results that other tests miss."""
 
 import json
 
 import pytest
 
-from .regenerate import CASES, FILE, measure
+from tests.golden.regenerate import CASES, FILE, measure
 
 GOLDEN = json.loads(FILE.read_text())
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_results_are_those_stored(name):
+def test_results_equal_the_stored_ones(name):
     stored, now = GOLDEN[name], measure(CASES[name])
     assert now["clients"] == stored["clients"]
     for key in ("test_loss", "norm", "first"):

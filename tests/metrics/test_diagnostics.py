@@ -1,4 +1,4 @@
-"""Diagnoses against gradients written out by hand, for every algorithm; and that looking changes nothing."""
+"""Diagnoses of every algorithm match a reference implementation, and they do not change the run."""
 
 import numpy as np
 import pytest
@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 import mimicfl as mf
-from mimicfl.metrics.diagnostics import Diagnose, plan
+from mimicfl.metrics.diagnostics import Diagnose, parse_diagnose
+from tests.conftest import BUILT_IN
 
-ALGORITHMS = ["fedavg", "fedprox:mu=0.1", "scaffold", "mifa", "mimic", "fedvarp", "fedavgm", "fedau"]
+ALGORITHMS = ["fedprox:mu=0.1" if name == "fedprox" else name for name in BUILT_IN]
 ROUNDS = 9
 
 
@@ -19,7 +20,7 @@ def available():
 
 
 def gradients(problem, w):
-    """All clients' gradients of half the mean squared error, [N, d], by hand."""
+    """Reference implementation: all clients' gradients of half the mean squared error, [N, d]."""
     x, y = problem["data"].x_train.double().numpy(), problem["data"].y_train.double().numpy()[:, 0]
     return np.array([x[rows].T @ (x[rows] @ w - y[rows]) / len(rows) for rows in problem["split"]])
 
@@ -29,9 +30,10 @@ def simulate(problem, algorithm, rounds=ROUNDS, **more):
     return mf.simulate(**problem, algorithm=algorithm, rounds=rounds, **settings | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("update", ["sum", "mean"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_errors_by_hand(quadratic, algorithm, update):
+def test_diagnoses_match_the_reference(quadratic, algorithm, update):
     history = simulate(quadratic, algorithm, update=update, diagnose="every=1")
     models = [np.zeros(5)] + [simulate(quadratic, algorithm, t, update=update).params.numpy() for t in range(1, ROUNDS + 1)]
     for t, row in enumerate(history.rows):
@@ -43,8 +45,8 @@ def test_errors_by_hand(quadratic, algorithm, update):
         g = gradients(quadratic, models[t])
         rate = row["global_lr"] * (3 if update == "sum" else 1)
         v, full = (models[t] - models[t + 1]) / rate, g.mean(axis=0)
-        by_hand = {"grad2": full @ full, "v2": v @ v, "E": (v - full) @ (v - full), "gamma": np.sum((g[active].mean(axis=0) - full) ** 2)}
-        for key, value in by_hand.items():
+        expected = {"grad2": full @ full, "v2": v @ v, "E": (v - full) @ (v - full), "gamma": np.sum((g[active].mean(axis=0) - full) ** 2)}
+        for key, value in expected.items():
             assert found[key] == pytest.approx(value, rel=1e-9, abs=1e-15), (t, key)
         assert found["kappa2"] == pytest.approx(np.sum((g - full) ** 2, axis=1).tolist(), rel=1e-5)
         assert found["eta"] == pytest.approx(rate)
@@ -56,8 +58,8 @@ def samples(problem):
     return [problem["data"].x_train.double().numpy()[rows] for rows in problem["split"]]
 
 
-def test_what_mimic_applies_is_the_gradient_plus_A1_plus_A2(quadratic):
-    """Equation (approximate) of the paper, K = 1 and full batches; and A_1 is the error of the round in which a client was last there."""
+def test_the_direction_of_mimic_is_the_gradient_plus_A1_plus_A2(quadratic):
+    """Equation (approximate) of the paper for K = 1 and full batches. A_1 is the error of the round in which a client last participated."""
     history = simulate(quadratic, "mimic", local=mf.LocalSGD(steps=1, batch_size=None, lr=0.05), update="mean", diagnose="every=1")
     found = {row["round"]: row["diagnosis"] for row in history.rows if "diagnosis" in row}
     for t in [t for t in found if t]:
@@ -70,7 +72,7 @@ def test_what_mimic_applies_is_the_gradient_plus_A1_plus_A2(quadratic):
     assert found[0]["E"] == pytest.approx(0, abs=1e-20)
 
 
-def test_newcomers_bring_their_whole_deviation(quadratic):
+def test_newcomers_contribute_their_full_deviation(quadratic):
     schedule = np.array([[1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 0, 0]], dtype=bool)
     local = mf.LocalSGD(steps=1, batch_size=None, lr=0.05)
     given = {"local": local, "update": "mean", "availability": mf.availability.Explicit(schedule)}
@@ -82,31 +84,32 @@ def test_newcomers_bring_their_whole_deviation(quadratic):
     assert rows[0]["diagnosis"]["newcomers"] == pytest.approx(rows[0]["diagnosis"]["gamma"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_looking_changes_nothing_and_off_leaves_no_trace(quadratic, algorithm):
-    watched, alone = simulate(quadratic, algorithm, diagnose="every=2"), simulate(quadratic, algorithm, diagnose="off")
-    assert torch.equal(watched.params, alone.params)
-    assert [row["round"] for row in watched.rows if "diagnosis" in row] == [0, 1, 3, 5, 7, 8]
-    assert not any("diagnosis" in row for row in alone.rows)
-    strip = [{k: v for k, v in row.items() if k not in ("diagnosis", "seconds")} for row in watched.rows]
-    assert strip == [{k: v for k, v in row.items() if k != "seconds"} for row in alone.rows]
+def test_diagnostics_do_not_change_the_run(quadratic, algorithm):
+    diagnosed, plain = simulate(quadratic, algorithm, diagnose="every=2"), simulate(quadratic, algorithm, diagnose="off")
+    assert torch.equal(diagnosed.params, plain.params)
+    assert [row["round"] for row in diagnosed.rows if "diagnosis" in row] == [0, 1, 3, 5, 7, 8]
+    assert not any("diagnosis" in row for row in plain.rows)
+    strip = [{k: v for k, v in row.items() if k not in ("diagnosis", "seconds")} for row in diagnosed.rows]
+    assert strip == [{k: v for k, v in row.items() if k != "seconds"} for row in plain.rows]
 
 
-def test_off_computes_no_gradient(quadratic, monkeypatch):
+def test_no_gradient_is_computed_without_diagnostics(quadratic, monkeypatch):
     from mimicfl.theory.population import Population
 
     def refuse(*_):
-        raise AssertionError("asked for a gradient")
+        raise AssertionError("computed a gradient")
 
     monkeypatch.setattr(Population, "gradients", refuse)
     simulate(quadratic, "mimic", diagnose=None)
-    with pytest.raises(AssertionError, match="asked for a gradient"):
+    with pytest.raises(AssertionError, match="computed a gradient"):
         simulate(quadratic, "mimic", diagnose=4)
 
 
 @pytest.mark.parametrize("stop", [2, 5, 7])
-def test_a_stopped_run_diagnoses_the_same(quadratic, tmp_path, stop):
-    """A_1 and A_2 look back over the gap: what they need is in the checkpoint."""
+def test_resumed_runs_have_the_same_diagnoses(quadratic, tmp_path, stop):
+    """A_1 and A_2 need values of earlier rounds, which the checkpoint holds."""
 
     def interrupt(row, _):
         if row["round"] == stop:
@@ -127,8 +130,9 @@ def test_a_stopped_run_diagnoses_the_same(quadratic, tmp_path, stop):
     assert stored == again.rows
 
 
-def test_a_network_by_its_own_gradients(digits):
-    """Float32, a hidden layer, clients of two sizes: the objective bias against autograd over everybody's samples."""
+@pytest.mark.slow
+def test_diagnosis_of_a_network_matches_autograd(digits):
+    """Gradient norm and objective bias of a float32 network match autograd over the samples of all clients."""
     more = {"rounds": 4, "availability": "static:0.3,warm_start=true", "local": mf.LocalSGD(epochs=1, lr=0.05)}
     rows = mf.simulate(**digits, **more, diagnose="every=4,power=3").rows
     w = mf.simulate(**digits, **more | {"rounds": 3}).model()
@@ -160,7 +164,7 @@ def images():
 
 
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
-def test_layers_with_chance_and_buffers_are_taken_as_in_evaluation():
+def test_dropout_and_batchnorm_are_in_evaluation_mode():
     problem = images()
     given = {"local": mf.LocalSGD(epochs=1, batch_size=5, lr=0.05), "availability": "static:0.7,warm_start=true"}
     row = mf.simulate(**problem, rounds=3, diagnose="every=3", **given).rows[2]
@@ -178,16 +182,16 @@ def test_layers_with_chance_and_buffers_are_taken_as_in_evaluation():
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
-def test_the_same_on_a_gpu(quadratic):
+def test_diagnoses_match_on_a_gpu(quadratic):
     work = {"rounds": 2, "availability": "static:0.7,warm_start=true", "local": mf.LocalSGD(steps=1, batch_size=None)}
-    for problem, keys in ((quadratic, ("grad2", "gamma", "f", "E", "L")), (images(), ("grad2", "gamma", "f"))):  # dropout draws differ
+    for problem, keys in ((quadratic, ("grad2", "gamma", "f", "E", "L")), (images(), ("grad2", "gamma", "f"))):  # dropout masks differ
         found = [mf.simulate(**problem, **work, diagnose="every=1", device=device).rows[0]["diagnosis"] for device in ("cpu", "cuda")]
         for key in keys:
             assert found[1][key] == pytest.approx(found[0][key], rel=1e-3, abs=1e-6)
 
 
-def test_weights_by_samples(quadratic):
-    """With another split or other weights the data's optimum is not the minimum of f, and no lower bound comes from it."""
+def test_sample_weights_and_unequal_splits(quadratic):
+    """With another split or other weights the optimum of the data is not the minimum of f, so it gives no lower bound."""
     split = [part[: 3 + k] for k, part in enumerate(quadratic["split"])]
     problem = quadratic | {"split": split}
     assert simulate(quadratic, "fedavg", 1, diagnose=1).rows[0]["diagnosis"]["f_low"] > 0
@@ -198,15 +202,15 @@ def test_weights_by_samples(quadratic):
     assert found["gamma"] == pytest.approx(0, abs=1e-20)
 
 
-def test_settings():
-    assert plan("every=10") == plan("10") == plan(10) == plan("every=10,parts=true") == Diagnose(10)
-    assert plan("off") is plan(None) is plan("") is None
-    assert plan("every=1,parts=false,power=3") == Diagnose(1, False, 3)
+def test_valid_settings():
+    assert parse_diagnose("every=10") == parse_diagnose("10") == parse_diagnose(10) == parse_diagnose("every=10,parts=true") == Diagnose(10)
+    assert parse_diagnose("off") is parse_diagnose(None) is parse_diagnose("") is None
+    assert parse_diagnose("every=1,parts=false,power=3") == Diagnose(1, False, 3)
 
 
 @pytest.mark.parametrize(
     "given", ["every=0", "every=x", "often", "every=10,depth=3", "3,4", -1, 2.5, "every=2,parts=maybe", "every=2,power=-1"]
 )
-def test_settings_that_are_none(given):
+def test_invalid_settings_are_refused(given):
     with pytest.raises(mf.UsageError):
-        plan(given)
+        parse_diagnose(given)

@@ -1,4 +1,4 @@
-"""The search for runs is bounded and skips hidden folders, links and the inside of runs."""
+"""The search for runs is bounded and skips hidden folders, symbolic links and the inside of runs."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ def run_at(path):
     return path
 
 
-def test_runs_are_found_in_order_and_not_inside_runs(tmp_path):
+def test_runs_are_found_in_order_but_not_inside_other_runs(tmp_path):
     found = [run_at(tmp_path / name) for name in ("b/deep/er", "a", "b/c")]
     run_at(tmp_path / "a" / "inner")
     run_at(tmp_path / ".hidden" / "run")
@@ -24,10 +24,10 @@ def test_runs_are_found_in_order_and_not_inside_runs(tmp_path):
     assert config_files(tmp_path) == sorted(found)
     assert config_files(tmp_path / "a") == [tmp_path / "a"]
     assert config_files(tmp_path / "empty") == []
-    assert config_files(tmp_path / ".hidden") == [tmp_path / ".hidden" / "run"]  # named by the user
+    assert config_files(tmp_path / ".hidden") == [tmp_path / ".hidden" / "run"]  # given explicitly
 
 
-def test_a_folder_named_like_the_settings_is_no_run(tmp_path):
+def test_a_folder_named_config_toml_is_not_a_run(tmp_path):
     run_at(tmp_path / "config.toml" / "run")
     assert config_files(tmp_path) == [tmp_path / "config.toml" / "run"]
 
@@ -42,20 +42,20 @@ def test_links_are_not_followed(tmp_path):
 
 
 @pytest.mark.parametrize("start", ["/", "~", "~/.."])
-def test_the_root_and_the_home_folder_are_refused_before_anything_is_read(start, tmp_path, monkeypatch):
+def test_root_and_home_folder_are_refused_without_reading_them(start, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path) if start == "~" else "/home")
     monkeypatch.setattr(os, "scandir", lambda path: pytest.fail(f"{path} was read"))
     with pytest.raises(UsageError, match=r"too large to search.*runs/demo"):
         config_files(Path(start.replace("~", os.environ["HOME"])))
 
 
-def test_a_home_folder_that_is_a_run_is_one(tmp_path, monkeypatch):
+def test_a_home_folder_can_be_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "config.toml").write_text("")
     assert config_files(tmp_path) == [tmp_path]
 
 
-def test_too_many_folders_and_too_deep_ones_are_told(tmp_path, monkeypatch):
+def test_too_many_or_too_deep_folders_are_refused(tmp_path, monkeypatch):
     for k in range(12):
         (tmp_path / "wide" / str(k)).mkdir(parents=True)
     deep = tmp_path / "deep"
@@ -69,7 +69,7 @@ def test_too_many_folders_and_too_deep_ones_are_told(tmp_path, monkeypatch):
     assert config_files(deep / "a") == []
 
 
-def test_what_cannot_be_read_is_told(tmp_path, monkeypatch):
+def test_unreadable_folders_are_an_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be searched"):
         config_files(tmp_path / "file")

@@ -1,4 +1,4 @@
-"""A study small enough for a test: the embedded digits, two columns, short runs."""
+"""A small study for tests: the built-in digits, two columns, short runs."""
 
 import pytest
 

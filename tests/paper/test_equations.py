@@ -1,16 +1,16 @@
-"""One test per numbered statement of the paper that the code implements; K = 1 and full batches where the paper says so."""
+"""One test per numbered statement of the paper that the code implements, with K = 1 and full batches where the paper has them."""
 
 import numpy as np
 import pytest
 import torch
 
 import mimicfl as mf
+from mimicfl.clients.losses import mse
+from mimicfl.data.arrays import as_split
 from mimicfl.data.clients import Clients
-from mimicfl.data.dataset import as_split
-from mimicfl.engine.cohort import Ask, PlainCohort
-from mimicfl.local.losses import mse
-
-from ..conftest import random_schedule
+from mimicfl.engines.plain import PlainEngine
+from tests.conftest import random_schedule
+from tests.engines.engines import request_of
 
 ETA = 0.03
 
@@ -42,16 +42,17 @@ def test_local_sgd_and_local_update(quadratic):
     data, split = quadratic["data"], as_split(quadratic["split"], 72)
     local = mf.LocalSGD(steps=4, batch_size=None, lr=ETA)
     clients = Clients(data, split, torch.device("cpu"), torch.float64)
-    cohort = PlainCohort(quadratic["model"], clients, mse)
-    answers = cohort.train([Ask(clients, local, 0, 0, torch.zeros(5, dtype=torch.float64), {}, np.array([2]), mf.Task(), ETA, ETA)])[0]
+    engine = PlainEngine(quadratic["model"], clients, mse)
+    w = torch.zeros(5, dtype=torch.float64)
+    [updates] = engine.train([request_of(clients, local, 0, 0, w, {}, np.array([2]), mf.Task(), ETA, ETA)])
     w, total = np.zeros(5), np.zeros(5)
     for _ in range(4):
         g = gradient(data, split[2], w)
         total += g
         w = w - ETA * g
-    np.testing.assert_allclose(answers.g[0].numpy(), total, rtol=1e-12)
-    np.testing.assert_allclose(cohort.work.w.numpy(), w, rtol=1e-12)
-    assert answers.K.tolist() == [4]
+    np.testing.assert_allclose(updates.g[0].numpy(), total, rtol=1e-12)
+    np.testing.assert_allclose(engine.work.w.numpy(), w, rtol=1e-12)
+    assert updates.K.tolist() == [4]
 
 
 @pytest.mark.parametrize("update", ["sum", "mean"])
@@ -88,14 +89,14 @@ def test_sum_with_the_local_rate_is_model_averaging(quadratic):
 
 
 def test_correction_variable(quadratic):
-    """c_i = v_t - g_i for the active, unchanged for the others."""
+    """c_i = v_t - g_i for active clients, unchanged for the others."""
     algorithm = mf.MimiC()
     state = algorithm.init(torch.zeros(3, dtype=torch.float64), 4)
     state.c[:] = torch.arange(12.0, dtype=torch.float64).view(4, 3)
     old, active = state.c[:], torch.tensor([1, 2])
     g = torch.randn(2, 3, dtype=torch.float64)
     half = torch.full((2,), 0.5, dtype=torch.float64)
-    state = algorithm.aggregate(state, active, g, mf.Step(0, ETA, ETA, torch.ones(2), half, half))
+    algorithm.aggregate(state, active, g, mf.Step(0, ETA, ETA, torch.ones(2), half, half))
     v = (g + old[active]).mean(0)
     torch.testing.assert_close(state.c[active], v - g)
     torch.testing.assert_close(state.w, -ETA * v)
@@ -120,7 +121,7 @@ def test_global_update_of_mimic_in_both_forms(quadratic):
 def test_corrected_update_is_the_central_update_plus_two_errors(quadratic):
     """v_t^i = grad f(w_t) + A_1 + A_2 with A_1 = v_{t'} - grad f(w_{t'}) and A_2 = Delta_{-i}(w_{t'}) - Delta_{-i}(w_t).
 
-    The left side is what the code uses, g_i + c_i from its own state; the right side is computed from the data.
+    The left side is g_i + c_i from the state of the algorithm; the right side is computed from the data.
     """
     data, split = quadratic["data"], quadratic["split"]
     schedule = random_schedule(10, 6, seed=8)
@@ -149,21 +150,21 @@ def test_corrected_update_is_the_central_update_plus_two_errors(quadratic):
         m = len(active)
         weights = torch.full((m,), 1 / m, dtype=torch.float64)
         models.append(at)
-        state = algorithm.aggregate(state, torch.from_numpy(active), g, mf.Step(t, ETA, ETA, torch.ones(m), weights, weights))
+        algorithm.aggregate(state, torch.from_numpy(active), g, mf.Step(t, ETA, ETA, torch.ones(m), weights, weights))
         directions.append((at - state.w.numpy()) / ETA)
-    np.testing.assert_allclose(directions[0], central(models[0]), rtol=1e-10)  # everybody in round 0: exact
+    np.testing.assert_allclose(directions[0], central(models[0]), rtol=1e-10)  # all clients are active in round 0: exact
     assert checked > 10
 
 
-def test_rates_of_table_two():
+def test_learning_rates_of_table_two():
     """eta_t = 0.01 * 0.95^(t-1) with t from 1 is geometric(0.01, 0.95) with t from 0."""
     rate = mf.lr.geometric(0.01, 0.95)
     assert [rate(t) for t in range(3)] == pytest.approx([0.01, 0.0095, 0.009025])
     assert mf.lr.theory(2.0, 5.0)(3, 4) == pytest.approx(2 * 4 / 8)
 
 
-def test_sizes_of_table_two():
-    """2,000 samples a client for Fashion-MNIST's 60,000 and 1,666 for CIFAR-10's 50,000."""
+def test_samples_per_client_of_table_two():
+    """2,000 samples per client for Fashion-MNIST (60,000) and 1,666 for CIFAR-10 (50,000)."""
     for per_class, expected in ((6000, 2000), (5000, 1666)):
         split = mf.partition.shards(np.repeat(np.arange(10), per_class), 30, 2, seed=0)
         assert {len(part) for part in split} == {expected}

@@ -1,19 +1,19 @@
-"""From a study to records and back: nothing is run twice, nothing is lost, and what is recorded is what happened."""
+"""Running studies and recording them: no run is repeated or lost, and records match the runs."""
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from mimicfl.config import from_dict
 from mimicfl.errors import UsageError
 from mimicfl.metrics.history import read as read_folder
 from mimicfl.metrics.store import RunFolder
 from mimicfl.paper.records import keep, read, read_all
 from mimicfl.paper.reproduce import (
-    A_PIECE,
+    MOST_SECONDS,
     Cell,
     as_recorded,
     cells,
@@ -26,16 +26,28 @@ from mimicfl.paper.reproduce import (
     seconds,
 )
 from mimicfl.paper.studies import STUDIES
+from mimicfl.settings import from_dict
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory):
+    """A folder for the runs and records of the tiny study; the first test that needs them makes them."""
+    return tmp_path_factory.mktemp("made")
 
 
 @pytest.fixture
-def made(tiny, tmp_path):
+def made(tiny, template, tmp_path):
+    """The plan of the tiny study, with a copy of its runs and records in `tmp_path`."""
     plan = plan_of(list(cells([tiny])), [0, 1], 1.0, {})
-    assert reproduce(plan, tmp_path / "runs", tmp_path / "records") == (0, [])
+    if not (template / "done").exists():
+        assert reproduce(plan, template / "runs", template / "records") == (0, [])
+        (template / "done").touch()
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
     return plan
 
 
-def test_records_hold_what_the_runs_gave(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_records_match_the_runs(tiny, made, tmp_path):
     found = read_all(tmp_path / "records")
     assert len(found) == len(made) == 12
     for name, e in made.items():
@@ -49,28 +61,30 @@ def test_records_hold_what_the_runs_gave(tiny, made, tmp_path):
     assert all(file.stat().st_size < 10_000 for file in (tmp_path / "records").iterdir())
 
 
-def test_what_is_recorded_is_not_run_again(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_recorded_runs_are_not_repeated(tiny, made, tmp_path):
     assert missing(made, read_all(tmp_path / "records")) == {}
     one = next((tmp_path / "records").glob("*mimic*s1*"))
     lost = read(one).config
     one.unlink()
     left = missing(made, read_all(tmp_path / "records"))
     assert [e.id for e in left.values()] == [from_dict(lost).id]
-    assert reproduce(left, tmp_path / "runs", tmp_path / "records") == (0, [])  # its folder is there: only recorded anew
+    assert reproduce(left, tmp_path / "runs", tmp_path / "records") == (0, [])  # its run folder exists: it is recorded without training
     assert one.exists()
 
 
-def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
+@pytest.mark.slow
+def test_finished_runs_are_recorded_after_an_interrupt(tiny, tmp_path):
     plan = plan_of(list(cells([tiny])), [0], 1.0, {})
 
     def stop(experiment, row, rounds):
-        if experiment.algorithm == "mimic" and row["round"] == 4:  # SCAFFOLD's three rounds are over by then
+        if experiment.algorithm == "mimic" and row["round"] == 4:  # SCAFFOLD has finished its three rounds by then
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         reproduce(plan, tmp_path / "runs", tmp_path / "records", progress=stop)
     before = read_all(tmp_path / "records")
-    assert {h.config["algorithm"] for h in before.values()} == {"scaffold"}
+    assert {h.config["algorithm"] for h in before.values()} == {"scaffold:uploads=2"}
     assert reproduce(missing(plan, before), tmp_path / "runs", tmp_path / "records") == (0, [])
     alone = plan_of(list(cells([tiny])), [0], 1.0, {})
     reproduce(alone, tmp_path / "other", tmp_path / "other-records")
@@ -78,40 +92,43 @@ def test_a_stopped_piece_keeps_what_was_finished(tiny, tmp_path):
     assert {k: h.rows for k, h in after.items()} == {k: h.rows for k, h in whole.items()}
 
 
-def test_the_minutes_end_in_the_middle_of_a_run_and_it_goes_on_there(tiny, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_a_run_stopped_by_the_time_limit_resumes(tiny, tmp_path, monkeypatch):
     plan = plan_of(list(cells([tiny])), [0], 1.0, {"checkpoint_every": 1000})
     reproduce(plan, tmp_path / "whole", tmp_path / "records-of-whole")
-    clock = SimpleNamespace(monotonic=lambda: float(len(rows)))  # a minute is 60 rounds, all runs together
-    for name in ("engine.drive", "sweep.fuse", "paper.reproduce"):
+    clock = SimpleNamespace(monotonic=lambda: float(len(rows)))  # one second per round, summed over all runs
+    for name in ("simulation.round_loop", "experiments.execute", "paper.reproduce"):
         monkeypatch.setattr(f"mimicfl.{name}.time", clock)
     rows, left = [], []
     for minutes in (9 / 60, 9 / 60, 10):
         seen = lambda e, row, total: rows.append((e.id, row["round"]))  # noqa: E731
         left.append(reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes, seen)[0])
     assert left[0] >= left[1] > left[2] == 0
-    assert len(rows) == len(set(rows)) == sum(len(run.rows) for run in read_all(tmp_path / "records").values())  # no round twice
+    assert len(rows) == len(set(rows)) == sum(len(run.rows) for run in read_all(tmp_path / "records").values())  # no round is repeated
     ways = [{key: run.rows for key, run in read_all(tmp_path / name).items()} for name in ("records", "records-of-whole")]
     assert ways[0] == ways[1]
 
 
-def test_every_call_gets_on_however_few_the_minutes(tiny, tmp_path):
+@pytest.mark.slow
+def test_every_call_makes_progress_under_a_short_time_limit(tiny, tmp_path):
     plan = plan_of(list(cells([tiny], ["10%"], ["mimic"])), [0], 1.0, {})
     for _ in range(6):
         assert list(reproduce(plan, tmp_path / "runs", None, minutes=1e-3))[1] == []
     assert reproduce(plan, tmp_path / "runs", None, minutes=0) == (0, [])
 
 
-def test_no_piece_is_begun_after_the_minutes(tiny, tmp_path):
+def test_nothing_starts_after_the_time_limit(tiny, tmp_path):
     plan = plan_of(list(cells([tiny])), [0], 1.0, {})
     assert reproduce(plan, tmp_path / "runs", tmp_path / "records", minutes=0) == (len(plan), [])
     assert not (tmp_path / "runs").exists()
 
 
-def test_again_gives_the_same_numbers(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_repeated_runs_are_identical(tiny, made, tmp_path):
     known = read_all(tmp_path / "records")
-    some = {name: e for name, e in made.items() if e.algorithm == "mimic"}  # fewer runs together than the first time
+    some = {name: e for name, e in made.items() if e.algorithm == "mimic"}  # fewer runs are trained together than the first time
     some = as_recorded({name: dataclasses.replace(e, engine="native") for name, e in some.items()}, known)
-    assert {e.engine for e in some.values()} == {"plain"}  # what the records name
+    assert {e.engine for e in some.values()} == {"plain"}  # the engine of the records
     reproduce(some, tmp_path / "again", None)
     pairs = compare_with_records(some, tmp_path / "again", known)
     assert len(pairs) == 4
@@ -120,7 +137,8 @@ def test_again_gives_the_same_numbers(tiny, made, tmp_path):
     assert len(pairs[0].now) == 6
 
 
-def test_again_says_what_was_otherwise(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_comparison_names_the_differences_of_the_environments(tiny, made, tmp_path):
     known = read_all(tmp_path / "records")
     for run in known.values():
         run.environment |= {"torch": "1.0", "gpu": "a GPU", "threads": 99}
@@ -135,7 +153,7 @@ def test_again_says_what_was_otherwise(tiny, made, tmp_path):
     assert pair.otherwise == "engine was native and is plain"
 
 
-def test_cells_by_name(tiny):
+def test_cells_are_selected_by_name(tiny):
     chosen = list(cells([tiny], ["50%"], ["mimic"]))
     assert chosen == [Cell(tiny, "50%", "mimic")]
     with pytest.raises(UsageError, match="no column '20%'"):
@@ -144,31 +162,33 @@ def test_cells_by_name(tiny):
         list(cells([tiny], [], ["mimik"]))
 
 
-def test_pieces_of_large_models_are_one_seed_of_one_column():
+@pytest.mark.slow
+def test_pieces_of_large_models_hold_one_seed_of_one_column():
     plan = plan_of(list(cells([STUDIES["table-4-cifar10"]])), [0, 1, 2], 1.0, {})
     found = pieces(plan)
     assert [len(piece) for piece in found[:3]] == [5, 5, 5]
     first = [e.availability for piece in found[:3] for e in piece.values()]
-    assert set(first) == {"time-varying:0.1,warm_start=true"}  # the most wanted column first, all its seeds
+    assert set(first) == {"time-varying:0.1,warm_start=true"}  # the first column with all its seeds comes first
     assert {len({(e.availability, e.seed) for e in piece.values()}) for piece in found} == {1}
 
 
-def test_pieces_take_ten_minutes_at_most():
+@pytest.mark.slow
+def test_pieces_take_at_most_ten_minutes():
     for dataset in ("fmnist", "cifar10"):
-        plan = plan_of(list(cells([s for s in STUDIES.values() if s.dataset == dataset])), [0, 1, 2], 1.0, {})
+        plan = plan_of(list(cells([s for s in STUDIES.values() if s.dataset == dataset])), [0], 1.0, {})
         found = pieces(plan)
         assert [name for piece in found for name in piece if name not in plan] == []
         assert sum(len(piece) for piece in found) == len(plan)
         works = {tuple(piece): sum(seconds(e) for e in piece.values()) for piece in found}
-        assert all(work <= A_PIECE for names, work in works.items() if len(names) > 1)
-        assert max(works.values()) < 1.5 * A_PIECE  # everybody in each of 400 rounds is a piece of its own
+        assert all(work <= MOST_SECONDS for names, work in works.items() if len(names) > 1)
+        assert max(works.values()) < 1.5 * MOST_SECONDS  # runs with all clients in all 400 rounds are longer and stay alone
     small = plan_of(list(cells([STUDIES["table-4-fmnist"]])), [0, 1, 2], 1.0, {})
     assert len(pieces(small)) == 1
 
 
-def test_on_a_gpu_the_lanes_are_fixed(monkeypatch):
+def test_lanes_are_fixed_on_a_gpu(monkeypatch):
     e = STUDIES["table-3"].experiment("20", "mimic", 0)
-    monkeypatch.setattr("mimicfl.paper.reproduce.pick_device", lambda name: torch.device("cuda" if name == "auto" else name))
+    monkeypatch.setattr("mimicfl.paper.reproduce.find_device", lambda name: torch.device("cuda" if name == "auto" else name))
     for device in ("cuda", "auto"):
         assert placed(e, {"device": device}).engine == "batched:160:compiled"
         assert placed(e, {"device": device}).device == "cuda"
@@ -178,14 +198,15 @@ def test_on_a_gpu_the_lanes_are_fixed(monkeypatch):
 
 
 @pytest.mark.parametrize("text", ["", "{}", '{"format": "other"}', "[1]", "not json"])
-def test_a_damaged_record_is_named(tmp_path, text):
+def test_damaged_records_are_named_in_the_error(tmp_path, text):
     (tmp_path / "bad.json").write_text(text)
     with pytest.raises(UsageError, match=r"bad\.json is not a record"):
         read_all(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [{"num_clients": "x"}, {"colour": "red"}])
-def test_a_record_with_wrong_settings_is_named(tiny, made, tmp_path, change):
+def test_records_with_invalid_settings_are_named_in_the_error(tiny, made, tmp_path, change):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())
     record["settings"] |= change
@@ -194,59 +215,63 @@ def test_a_record_with_wrong_settings_is_named(tiny, made, tmp_path, change):
         read(file)
 
 
-def test_a_run_that_diverges_does_not_hide_the_others(tiny, tmp_path):
+@pytest.mark.slow
+def test_other_runs_are_recorded_if_one_diverges(tiny, tmp_path):
     plan = plan_of(list(cells([tiny], ["50%"])), [0], 1.0, {})
-    wild = next(name for name, e in plan.items() if e.algorithm == "mimic")
-    plan[wild] = dataclasses.replace(plan[wild], lr="constant:1e30")
+    diverging = next(name for name, e in plan.items() if e.algorithm == "mimic")
+    plan[diverging] = dataclasses.replace(plan[diverging], lr="constant:1e30")
     left, failures = reproduce(plan, tmp_path / "runs", tmp_path / "records")
     assert left == 1
     assert "diverged" in failures[0]
     assert len(read_all(tmp_path / "records")) == 2
 
 
-def test_what_cannot_work_is_said_before_anything_is_trained(tiny, tmp_path):
+def test_invalid_arguments_are_refused_before_training(tiny, tmp_path):
     (tmp_path / "file").write_text("")
     plan = plan_of(list(cells([tiny])), [0], 1.0, {})
     with pytest.raises(UsageError, match="is a file"):
         reproduce(plan, tmp_path / "runs", tmp_path / "file")
     with pytest.raises(UsageError, match="--minutes"):
         reproduce(plan, tmp_path / "runs", None, minutes=-1)
-    with pytest.raises(UsageError, match="nothing is asked for"):
+    with pytest.raises(UsageError, match="nothing to run"):
         plan_of(list(cells([tiny])), [], 1.0, {})
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_engine_that_cannot_be_had_is_an_error_not_a_slow_run(tiny, tmp_path, monkeypatch):
+def test_an_unavailable_engine_is_an_error(tiny, tmp_path, monkeypatch):
     def broken(*_):
         raise RuntimeError("no luck")
 
-    monkeypatch.setattr("mimicfl.engine.batched.cohort.Program", broken)
+    monkeypatch.setattr("mimicfl.engines.stacked.batched.engine.Program", broken)
     plan = plan_of(list(cells([tiny])), [0], 1.0, {"engine": "batched:3"})
-    with pytest.raises(UsageError, match=r"it cannot be stacked \(no luck\), so batched:3 cannot run it; give --engine auto"):
+    with pytest.raises(UsageError, match=r"no luck.*--engine auto"):
         reproduce(plan, tmp_path / "runs", tmp_path / "records")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "value"),
     [("test_accuracy", float("nan")), ("test_accuracy", 7.5), ("train_loss", "abc"), ("uploads", True), ("round", 10**400)],
 )
-def test_values_no_run_can_have_are_refused(tiny, made, tmp_path, column, value):
+def test_records_with_invalid_values_are_refused(tiny, made, tmp_path, column, value):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())
     record["rows"][column][-1] = value
     file.write_text(json.dumps(record))
-    with pytest.raises(UsageError, match=f"not a record of a run .*{column}"):
+    with pytest.raises(UsageError, match=f"not a record.*{column}"):
         read(file)
 
 
-def test_two_records_of_one_run_are_refused(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_duplicate_records_are_refused(tiny, made, tmp_path):
     file = next((tmp_path / "records").iterdir())
     (tmp_path / "records" / "zz.json").write_text(file.read_text())
-    with pytest.raises(UsageError, match=r"zz\.json are records of the same run"):
+    with pytest.raises(UsageError, match=r"zz\.json.*same run"):
         read_all(tmp_path / "records")
 
 
-def test_torn_columns_are_refused(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_records_with_columns_of_different_length_are_refused(tiny, made, tmp_path):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())
     record["rows"]["round"].pop()
@@ -255,17 +280,18 @@ def test_torn_columns_are_refused(tiny, made, tmp_path):
         read(file)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", ["end", "beginning"])
-def test_half_a_run_is_no_record(tiny, made, tmp_path, cut):
+def test_incomplete_records_are_refused(tiny, made, tmp_path, cut):
     file = next((tmp_path / "records").iterdir())
     record = json.loads(file.read_text())
     record["rows"] = {name: values[:-2] if cut == "end" else values[2:] for name, values in record["rows"].items()}
     file.write_text(json.dumps(record))
-    with pytest.raises(UsageError, match="before the run does" if cut == "end" else "do not follow each other"):
+    with pytest.raises(UsageError, match="incomplete" if cut == "end" else "consecutive"):
         read(file)
 
 
-def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch):
+def test_unreadable_record_folders_are_an_error(tmp_path, monkeypatch):
     def refused(folder):
         raise PermissionError(13, "Permission denied")
 
@@ -274,7 +300,8 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(tmp_path, monkeypatch)
         read_all(tmp_path)
 
 
-def test_a_default_may_be_missing_from_a_record(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_settings_missing_from_a_record_have_their_defaults(tiny, made, tmp_path):
     file = next(file for file in (tmp_path / "records").iterdir() if "-s0-" in file.name)
     record = json.loads(file.read_text())
     del record["settings"]["seed"]
@@ -282,7 +309,8 @@ def test_a_default_may_be_missing_from_a_record(tiny, made, tmp_path):
     assert read(file).config["seed"] == 0
 
 
-def test_one_damaged_run_does_not_keep_the_others_from_being_recorded(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_other_runs_are_recorded_if_one_is_damaged(tiny, made, tmp_path):
     damaged = tmp_path / "runs" / next(iter(made))
     (damaged / "final.safetensors").write_bytes(b"nothing")
     with pytest.raises(UsageError, match="damaged"):
@@ -290,18 +318,20 @@ def test_one_damaged_run_does_not_keep_the_others_from_being_recorded(tiny, made
     assert len(read_all(tmp_path / "anew")) == len(made) - 1
 
 
-def test_again_looks_at_whole_runs_of_its_own(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_comparison_refuses_damaged_and_different_runs(tiny, made, tmp_path):
     known = read_all(tmp_path / "records")
     first, second = list(made)[:2]
     rows = tmp_path / "runs" / first / "rows.jsonl"
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:3]))
     with pytest.raises(UsageError, match=r"rows.jsonl is damaged"):
         compare_with_records({first: made[first]}, tmp_path / "runs", known)
-    with pytest.raises(UsageError, match="holds another run"):
+    with pytest.raises(UsageError, match="different run"):
         compare_with_records({second: made[first]}, tmp_path / "runs", known)
 
 
-def test_an_unfinished_run_is_not_recorded(tiny, made, tmp_path):
+@pytest.mark.slow
+def test_unfinished_runs_are_not_recorded(tiny, made, tmp_path):
     folder = tmp_path / "runs" / next(iter(made))
     (folder / "final.safetensors").unlink()
     with pytest.raises(UsageError, match="not finished"):

@@ -1,42 +1,43 @@
-"""The declared experiments: complete, exact, and the same today and tomorrow."""
+"""The declared experiments are complete, match the paper, and do not depend on defaults."""
 
 import math
 
 import pytest
 
-from mimicfl import algorithms, availability
-from mimicfl.config import SETTINGS, Experiment
+import mimicfl as mf
+from mimicfl import algorithms
+from mimicfl.clients.lr import schedule
 from mimicfl.errors import UsageError
-from mimicfl.local.lr import schedule
 from mimicfl.paper.studies import STUDIES, find
 from mimicfl.paper.study import BASE, scaled
+from mimicfl.settings import SETTINGS, Experiment
 
 ALL_RUNS = [(study, column, algorithm) for study in STUDIES.values() for column in study.columns for algorithm in study.algorithms]
 
 
-def test_every_table_and_figure_of_section_six_is_there():
+def test_every_table_and_figure_of_section_six_has_a_study():
     expected = {"table-3", "table-4-fmnist", "table-4-cifar10", "table-5", *[f"figure-{k}" for k in range(4, 9)]}
     assert expected | {"no-dropouts-fmnist", "no-dropouts-cifar10"} <= set(STUDIES)
 
 
 @pytest.mark.parametrize(("study", "column", "algorithm"), ALL_RUNS)
-def test_a_run_can_be_built_and_its_name_is_settled(study, column, algorithm):
-    """`resolved` finds nothing left at auto, so no later change of a default can move a recorded run."""
+def test_experiments_are_valid_and_fully_resolved(study, column, algorithm):
+    """No setting is left at `auto`, so a later change of a default cannot change a recorded run."""
     e = study.experiment(column, algorithm, 2)
     assert e.resolved() == e
     assert "auto" not in [value for key, value in e.to_dict().items() if key not in ("engine", "state_budget")]
     assert e.seed == study.first_seed + 2
     algorithms.make(e.algorithm)
-    availability.make(e.availability)
+    mf.availability.make(e.availability)
     schedule(e.lr)
 
 
 @pytest.mark.parametrize("study", [study for study in STUDIES.values() if study.published], ids=lambda study: study.name)
-def test_published_values_stand_for_every_cell(study):
+def test_published_values_cover_every_cell(study):
     assert {a: set(row) for a, row in study.published.items()} == {a: set(study.columns) for a in study.algorithms}
 
 
-def test_what_the_paper_prints():
+def test_published_values():
     table = STUDIES["table-4-fmnist"].published
     assert table["mimic"]["10%"] == (72.22, 5.28)
     assert table["fedavg"]["50%"] == (71.31, 1.09)
@@ -45,7 +46,7 @@ def test_what_the_paper_prints():
     assert STUDIES["no-dropouts-cifar10"].published["fedavg"] == {"nobody drops out": (62.48, None)}
 
 
-def test_table_two():
+def test_settings_of_table_two():
     fmnist, cifar = (Experiment(**BASE[name]) for name in ("fmnist", "cifar10"))
     assert (fmnist.batch_size, fmnist.epochs, fmnist.uploads, fmnist.num_clients) == (16, 5, 200, 30)
     assert (cifar.batch_size, cifar.epochs, cifar.uploads, cifar.num_clients) == (32, 5, 400, 30)
@@ -53,13 +54,13 @@ def test_table_two():
     assert schedule(cifar.lr)(10, 3) == pytest.approx(0.01 * 0.99**10)
 
 
-def test_shared_runs_are_one_run():
+def test_studies_share_identical_runs():
     table, figure = STUDIES["table-3"], STUDIES["figure-4"]
     assert table.experiment("20", "mimic", 1).id == figure.experiment("20", "mimic", 1).id
     assert STUDIES["choices"].experiment("as chosen", "mimic", 0).id == STUDIES["table-4-fmnist"].experiment("10%", "mimic", 0).id
 
 
-def test_a_scaled_run_is_shorter_and_its_rate_falls_as_far():
+def test_scaled_runs_are_shorter_and_decay_to_the_same_rate():
     e = STUDIES["table-4-fmnist"].experiment("10%", "mimic", 0)
     small = scaled(e, 0.1)
     assert (small.uploads, small.epochs, small.eval_every) == (20, 1, 1)
@@ -72,7 +73,7 @@ def test_a_scaled_run_is_shorter_and_its_rate_falls_as_far():
             scaled(e, wrong)
 
 
-def test_find():
+def test_find_studies_by_name():
     assert find(["all"]) == list(STUDIES.values())
     assert [study.name for study in find(["table-3", "figure-4", "table-3"])] == ["table-3", "figure-4"]
     with pytest.raises(UsageError, match="table-3"):

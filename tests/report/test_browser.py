@@ -1,34 +1,20 @@
-"""The page in a real browser: it draws, it has no script error, and its controls work."""
+"""The report page in a real browser: it renders without script errors, and its controls work."""
 
 import json
 import re
-import shutil
-import subprocess
 import tomllib
 
 import pytest
 
 import mimicfl as mf
-from mimicfl.report.report import build
+from mimicfl.report.report import write_report
+from tests.browser import chromium, needs_chromium
+from tests.conftest import forge
 
-from ..conftest import forge
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (Debian package: chromium)")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--virtual-time-budget=4000",
-]
-# A visitor: hides FedAvg, shows single seeds, changes axis, metric and schedule, and moves over the pictures.
-WATCH = """<script>window.onerror = (message) => { document.documentElement.dataset.error = message; };</script>"""
-VISIT = """
+pytestmark = [pytest.mark.slow, needs_chromium]
+# Uses the page: hides FedAvg, shows individual seeds, changes axis, metric and schedule, and hovers over the charts.
+CATCH_ERRORS = """<script>window.onerror = (message) => { document.documentElement.dataset.error = message; };</script>"""
+USE_PAGE = """
 <script>
 addEventListener("load", () => {
   const note = (key, value) => { document.body.dataset[key] = value; };
@@ -58,7 +44,7 @@ addEventListener("load", () => {
 """
 
 
-# Whether the page, and each of its boxes that may scroll, is wider than there is room for.
+# Reports whether the page is too wide, and how many scrollable boxes overflow.
 MEASURE = """
 <script>
 addEventListener("load", () => {
@@ -68,26 +54,25 @@ addEventListener("load", () => {
 });
 </script>
 """
-# A window has a least width, a frame has not.
+# In a frame, because browser windows have a minimum width and frames have none.
 FRAME = """
 <body><script>onmessage = (event) => { [document.body.dataset.page, document.body.dataset.boxes] = event.data; };</script>
 <iframe src="page.html" width="WIDTH" height="900"></iframe></body>
 """
 
 
-def visit(page):
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={page.parent / 'profile'}", "--window-size=1400,1000", "--dump-dom", page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def rendered(page):
+    return chromium(page.as_uri(), page.parent, "--window-size=1400,1000", "--dump-dom")
 
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    """A page of many groups with long names."""
+    """The folder of a page with many groups and long names."""
     folder = tmp_path_factory.mktemp("sweep")
     for k, pattern in enumerate(("label-correlated:classes=[0,1,2],rare=0.02,common=0.3", "static:0.2", "time-varying:0.1")):
         settings = mf.Experiment(rounds=2, availability=pattern, partition="classes:2")
         mf.compare(settings, ["fedavg", "fedprox:mu=0.01", "scaffold", "mimic"], [0], folder / str(k))
-    page = build([folder], folder).page
+    page = write_report([folder], folder).page
     (folder / "page.html").write_text(page.read_text().replace("</body>", MEASURE + "</body>"))
     return folder
 
@@ -103,7 +88,7 @@ HOSTILE = [
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
-    """The page of runs whose every setting, and every version beside them, is an attack."""
+    """The page of runs in which every setting and every version is an injection attempt."""
     folder = tmp_path_factory.mktemp("hostile")
     for k, name in enumerate(HOSTILE):
         run = folder / str(k)
@@ -113,68 +98,71 @@ def hostile(tmp_path_factory):
         forge(run, kept | nasty | {"plugins": [name]})
         facts = json.loads((run / "env.json").read_text())
         (run / "env.json").write_text(json.dumps(dict.fromkeys(facts, name) | {name: name}))
-    page = build([folder]).page
-    page.write_text(page.read_text().replace("<head>", "<head>" + WATCH, 1).replace("</body>", VISIT + "</body>"))
-    return visit(page)
+    page = write_report([folder]).page
+    page.write_text(page.read_text().replace("<head>", "<head>" + CATCH_ERRORS, 1).replace("</body>", USE_PAGE + "</body>"))
+    return rendered(page)
 
 
 @pytest.fixture(scope="module")
 def dom(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     mf.compare(mf.Experiment(rounds=10, availability="static:0.2"), ["fedavg", "mimic"], [0, 1], folder)
-    page = build([folder]).page
-    page.write_text(page.read_text().replace("<head>", "<head>" + WATCH).replace("</body>", VISIT + "</body>"))
-    return visit(page)
+    page = write_report([folder]).page
+    page.write_text(page.read_text().replace("<head>", "<head>" + CATCH_ERRORS).replace("</body>", USE_PAGE + "</body>"))
+    return rendered(page)
 
 
-def noted(dom, key):
+def data_attribute(dom, key):
     found = re.search(rf'<body[^>]*\bdata-{key}="([^"]*)"', dom)
     return found.group(1) if found else None
 
 
-def test_it_draws_without_a_script_error(dom):
-    assert noted(dom, "ready") == "yes"
+@pytest.mark.slow
+def test_page_renders_without_script_errors(dom):
+    assert data_attribute(dom, "ready") == "yes"
     assert "data-error" not in dom.split("<head>")[0]
     assert "MimiC" in dom
 
 
-def test_curves_can_be_switched(dom):
-    assert noted(dom, "lines") == "2"
-    assert noted(dom, "lines-after-hiding") == "1"
-    assert noted(dom, "lines-with-seeds") == "6"
-    assert noted(dom, "axis-title") == "true"
-    assert noted(dom, "metric-title") == "true"
+def test_controls_change_the_curves(dom):
+    assert data_attribute(dom, "lines") == "2"
+    assert data_attribute(dom, "lines-after-hiding") == "1"
+    assert data_attribute(dom, "lines-with-seeds") == "6"
+    assert data_attribute(dom, "axis-title") == "true"
+    assert data_attribute(dom, "metric-title") == "true"
 
 
-def test_hovering_tells_values(dom):
-    assert "FedAvg" in noted(dom, "tip")
-    assert "MimiC" in noted(dom, "tip")
-    assert "round 0, client 0" in noted(dom, "cell")
+def test_hovering_shows_values(dom):
+    assert "FedAvg" in data_attribute(dom, "tip")
+    assert "MimiC" in data_attribute(dom, "tip")
+    assert "round 0, client 0" in data_attribute(dom, "cell")
 
 
-def test_the_schedule_is_painted(dom):
-    assert int(noted(dom, "colors")) == 2
+def test_availability_and_tables_are_drawn(dom):
+    assert int(data_attribute(dom, "colors")) == 2
     assert dom.count("<td") > 60  # class and client tables
 
 
-def test_hostile_names_are_shown_and_do_nothing(hostile):
-    assert noted(hostile, "ready") == "yes"
+@pytest.mark.slow
+def test_injected_markup_is_shown_and_not_executed(hostile):
+    assert data_attribute(hostile, "ready") == "yes"
     head = hostile.split("<head>")[0]
     assert "data-error" not in head
     assert "data-hacked" not in head
-    assert noted(hostile, "lines") == str(len(HOSTILE))
-    assert noted(hostile, "cell").startswith("round 0, client 0")
+    assert data_attribute(hostile, "lines") == str(len(HOSTILE))
+    assert data_attribute(hostile, "cell").startswith("round 0, client 0")
     assert "&lt;!--&lt;script&gt;" in hostile
     assert "<img src" not in hostile
 
 
-def test_tables_fit_a_wide_screen_and_scroll_in_their_own_box_on_a_phone(sweep):
-    seen = {}
+@pytest.mark.slow
+def test_tables_fit_a_wide_screen_and_scroll_on_a_phone(sweep):
+    pages = {}
     for width in (1280, 400):
         frame = sweep / f"frame{width}.html"
         frame.write_text(FRAME.replace("WIDTH", str(width)))
-        seen[width] = visit(frame)
-    assert noted(seen[1280], "page") == "page fits"
-    assert noted(seen[1280], "boxes") == "0"
-    assert noted(seen[400], "page") == "page fits"
-    assert int(noted(seen[400], "boxes")) >= 2
+        pages[width] = rendered(frame)
+    assert data_attribute(pages[1280], "page") == "page fits"
+    assert data_attribute(pages[1280], "boxes") == "0"
+    assert data_attribute(pages[400], "page") == "page fits"
+    assert int(data_attribute(pages[400], "boxes")) >= 2

@@ -1,4 +1,4 @@
-"""A misbehaving part of the soak for the runner's tests: depending on its first seed it fails, dies, hangs or does nothing."""
+"""A misbehaving part of the soak for the tests of the runner: depending on its first seed it fails, crashes, hangs or does nothing."""
 
 import os
 import time

@@ -1,4 +1,4 @@
-"""Random quadratics, and FedAvg and MimiC as naive loops from the paper that measure every quantity of its proofs."""
+"""Random quadratics, and naive loops of FedAvg and MimiC, written from the paper, that measure every quantity of its proofs."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 
 @dataclass
 class Quadratic:
-    """f_i(w) = (w - b_i)^T H_i (w - b_i) / 2; single clients may be concave in places, their mean is not."""
+    """f_i(w) = (w - b_i)^T H_i (w - b_i) / 2; f_i may be concave in some directions, their mean is convex."""
 
     H: np.ndarray  # [N, d, d]
     b: np.ndarray  # [N, d]
@@ -45,9 +45,9 @@ def quadratic(rng, N=None, d=None, spread=1.0):
     return Quadratic(H * rng.uniform(0.5, 4), spread * rng.normal(size=(N, d)))
 
 
-def availability(rng, T, N, everybody_first=True, p=None):
+def availability(rng, T, N, all_in_first_round=True, p=None):
     available = rng.random((T, N)) < (rng.uniform(0.2, 0.9) if p is None else p)
-    if everybody_first:
+    if all_in_first_round:
         available[0] = True
     if not available.any(axis=1)[0]:
         available[0, 0] = True
@@ -55,7 +55,7 @@ def availability(rng, T, N, everybody_first=True, p=None):
 
 
 def local(problem, w, i, K, eta_L, noise=None):
-    """g_i(w): the mean of K local gradients; noise [K, ..., d] is added to them."""
+    """Return g_i(w), the mean of K local gradients; noise [K, ..., d] is added to them."""
     here, total = w, 0.0
     for k in range(K):
         step = problem.grad(here, i) + (0.0 if noise is None else noise[k])
@@ -65,7 +65,7 @@ def local(problem, w, i, K, eta_L, noise=None):
 
 
 def loop(problem, available, eta, w0, algorithm="mimic", K=1, eta_L=0.0, sigma=0.0, replicas=1, seed=0):
-    """One loop over rounds and clients. Means over replicas (with sigma = 0 there is one, and nothing is random)."""
+    """Run one loop over rounds and clients and return means over replicas. With sigma = 0 nothing is random, and one replica suffices."""
     rng = np.random.default_rng(seed)
     N, d = problem.b.shape
     w = np.tile(w0, (replicas, 1))
@@ -87,14 +87,14 @@ def loop(problem, available, eta, w0, algorithm="mimic", K=1, eta_L=0.0, sigma=0
         bias = sum(problem.grad(w, i) for i in S) / len(S) - full
         new = sum((np.sum((clean[i] - full) ** 2, axis=-1) for i in S if not seen[i]), np.zeros(replicas)) / len(S)
         if correct and t == 0 and len(S) == N:
-            new = np.sum((expected - full) ** 2, axis=-1)  # all new at once: their mean is what counts
+            new = np.sum((expected - full) ** 2, axis=-1)  # if all clients are new, the error of their mean counts
         kappa = [np.sum((problem.grad(w, i) - full) ** 2, axis=-1) for i in S]
         record = [problem.f(w), *(np.sum(a**2, axis=-1) for a in (full, expected, expected - full, v - expected, bias)), new]
         for key, value in zip(("f", "grad2", "v2", "E", "Phi", "gamma", "newcomers"), record, strict=True):
             out[key].append(float(np.mean(value)))
         out["kappa2"].append(float(np.mean(kappa)))
-        everybody = sum(local(problem, w, i, K, eta_L) for i in range(N)) / N
-        out["drift"].append(float(np.mean(np.sum((everybody - full) ** 2, axis=-1))))
+        mean_update = sum(local(problem, w, i, K, eta_L) for i in range(N)) / N
+        out["drift"].append(float(np.mean(np.sum((mean_update - full) ** 2, axis=-1))))
         out["w"].append(w.mean(axis=0))
         for i in S:
             c[i] = v - g[i]

@@ -1,4 +1,4 @@
-"""The bounds hold on hundreds of random quadratics, in every round and at every horizon, and they are not empty words."""
+"""The bounds hold on hundreds of random quadratics, in every round and for every horizon, and none of their terms can be omitted."""
 
 import numpy as np
 import pytest
@@ -6,20 +6,19 @@ import pytest
 from mimicfl import UsageError
 from mimicfl.theory import bounds, rates
 from mimicfl.theory.rounds import Rounds
-
-from .problems import Quadratic, availability, local, loop, quadratic
+from tests.theory.problems import Quadratic, availability, local, loop, quadratic
 
 INSTANCES = 250
 T = 24
 
 
 def instance(seed):
-    """A problem, who is there, local steps and rate (within Lemma 2's condition), a start, and how far above the minimum it is."""
+    """Return a problem, a schedule, the local steps and rate (within Lemma 2's condition), a start w0, and f(w0) - min f."""
     rng = np.random.default_rng(seed)
     problem = quadratic(rng)
     K = int(rng.choice([1, 1, 2, 5]))
     eta_L = rng.uniform(0.2, 1) * bounds.local_limit(problem.L, K) if K > 1 else 0.0
-    available = availability(rng, T, problem.N, everybody_first=rng.random() < 0.7)
+    available = availability(rng, T, problem.N, all_in_first_round=rng.random() < 0.7)
     w0 = 3 * rng.normal(size=problem.b.shape[1])
     return rng, problem, available, {"K": K, "eta_L": eta_L}, w0, float(problem.f(w0) - problem.f(problem.optimum))
 
@@ -28,7 +27,8 @@ def holds(measured, bound):
     return bool(np.all(measured <= bound * (1 + 1e-9) + 1e-12))
 
 
-def test_fedavg_every_round_and_every_horizon():
+@pytest.mark.slow
+def test_fedavg_bounds_hold_in_every_round_and_for_every_horizon():
     tightest, closest = {1: [], 2: []}, []
     for seed in range(INSTANCES):
         rng, problem, available, work, w0, Delta = instance(seed)
@@ -50,28 +50,30 @@ def test_fedavg_every_round_and_every_horizon():
     assert max(closest) > 0.8
 
 
-def test_mimic_every_round_and_every_horizon():
+@pytest.mark.slow
+def test_mimic_bounds_hold_in_every_round_and_for_every_horizon():
     tightest = []
     for seed in range(INSTANCES):
         rng, problem, available, work, w0, Delta = instance(seed)
         beta = T * rng.uniform(0.2, 2)
         certified = rates.largest_c(problem.L, problem.N, Rounds(np.ones(T), available).tau_max, T, beta, **work)
-        for times in (1, 5):  # within the certificate; and above it, where the measured |v_t|^2 has to be paid for
+        for times in (1, 5):  # certified rates, and larger ones, for which the bound uses the measured |v_t|^2
             eta = times * certified * np.maximum(available.sum(axis=1), 1) / (np.arange(T) + beta)
             rounds = Rounds(eta, available)
             m = loop(problem, available, eta, w0, "mimic", **work)
             lemma4 = bounds.lemma4(rounds, 0.3, m["E"], m["v2"], problem.L, newcomers=m["newcomers"], **work)
             assert holds(m["E"], lemma4), seed
             bound = bounds.theorem2(rounds, Delta, problem.L, m["newcomers"], m["v2"] if times > 1 else None, **work)
-            assert np.isfinite(bound).all(), seed  # the certificate covers the gaps that happened
+            assert np.isfinite(bound).all(), seed  # the certificate covers the gaps of this schedule
             measured = bounds.weighted_mean(rounds.eta, m["grad2"])
             assert holds(measured, bound), seed
             tightest.append((measured / bound).max())
     assert max(tightest) > 0.1  # within a factor of ten somewhere
 
 
-def test_with_noise_the_bounds_hold_in_the_mean():
-    """Over 3000 replicas; the mean of a square is then right to about three per cent, the mean of 24 such means to one."""
+@pytest.mark.slow
+def test_bounds_hold_in_expectation_with_noise():
+    """With 3000 replicas, the mean of a square has an error of about 3 %, and the mean of 24 such means about 1 %."""
     for seed in range(12):
         rng, problem, available, work, w0, Delta = instance(seed)
         sigma, many = float(rng.uniform(0.5, 3)), {"replicas": 3000, "seed": seed}
@@ -82,7 +84,7 @@ def test_with_noise_the_bounds_hold_in_the_mean():
         Phi = bounds.lemma3(rounds.m, work["K"], sigma, problem.L, work["eta_L"])
         ratio = float(np.mean(m["Phi"] / Phi))
         assert ratio <= 1.02
-        assert ratio >= 0.98 or work["K"] > 1  # one step: an equality
+        assert ratio >= 0.98 or work["K"] > 1  # an equality for one step
         bound = bounds.theorem1(rounds, Delta, problem.L, m["gamma"], m["kappa2"], **noisy)
         assert np.all(bounds.weighted_mean(rounds.eta, m["grad2"]) <= 1.03 * bound)
 
@@ -101,7 +103,8 @@ def test_with_noise_the_bounds_hold_in_the_mean():
 # -- every term is needed ------------------------------------------------------------------------------------------
 
 
-def test_without_the_bias_theorem1_fails():
+@pytest.mark.slow
+def test_theorem1_fails_without_the_bias_term():
     broken = 0
     for seed in range(16):
         rng = np.random.default_rng(seed)
@@ -116,18 +119,19 @@ def test_without_the_bias_theorem1_fails():
     assert broken > 10
 
 
-def test_rates_above_one_over_L_break_what_theorem1_leaves_unsaid():
+def test_theorem1_needs_rates_of_at_most_one_over_L():
     problem = Quadratic(np.eye(1)[None], np.zeros((1, 1)))
     available, eta, w0 = np.ones((40, 1), dtype=bool), np.full(40, 2.2), np.ones(1)
     m = loop(problem, available, eta, w0, "fedavg")
     printed = 2 * float(problem.f(w0)) / np.cumsum(eta)
     assert bounds.weighted_mean(eta, m["grad2"])[-1] > 100 * printed[-1]
-    with pytest.raises(UsageError, match=r"rates of at most 1/L = 1, got 2.2: lower the global rate"):
+    with pytest.raises(UsageError, match=r"at most 1/L = 1, got 2.2"):
         bounds.theorem1(Rounds(eta, available), 0.5, 1.0, 0.0)
 
 
-def test_without_the_newcomers_theorem2_fails():
-    """Everybody always there, K = 5: MimiC is then FedAvg, which rests where the local drifts cancel, not where f is least."""
+@pytest.mark.slow
+def test_theorem2_fails_without_the_term_for_new_clients():
+    """With full participation and K = 5, MimiC equals FedAvg and converges to where the local updates cancel, not to the optimum."""
     rng = np.random.default_rng(3)
     problem = quadratic(rng, N=4, d=2, spread=3.0)
     K, eta_L = 5, bounds.local_limit(problem.L, 5)
@@ -145,7 +149,7 @@ def test_without_the_newcomers_theorem2_fails():
     assert not holds(measured, bounds.theorem2(rounds, Delta, problem.L, 0.0, **given))
 
 
-def test_noise_carried_in_the_corrections_is_needed_in_lemma4():
+def test_lemma4_fails_without_the_noise_of_the_corrections():
     rng = np.random.default_rng(5)
     problem = quadratic(rng, N=4, d=3)
     available = availability(rng, 12, 4, p=0.6)
@@ -159,8 +163,9 @@ def test_noise_carried_in_the_corrections_is_needed_in_lemma4():
     assert m["E"][first] > 100 * printed[first]
 
 
-def test_the_excess_above_the_certificate_is_needed():
-    """Far above the certificate 2 Delta / sum eta alone is wrong: two clients who never meet again."""
+@pytest.mark.slow
+def test_theorem2_fails_without_the_shortfall_term_for_uncertified_rates():
+    """Far above the certified rates, 2 Delta / sum eta alone is not a bound: two clients that never participate together again."""
     a, b = 0.02, 1.0
     problem = Quadratic(np.array([[[a]], [[b]]]), np.zeros((2, 1)))
     rounds_T, tau = 3000, 6
@@ -180,7 +185,7 @@ def test_the_excess_above_the_certificate_is_needed():
 # -- Theorem 3 -----------------------------------------------------------------------------------------------------
 
 
-def test_no_gap_exceeds_the_staleness_with_the_probability_said():
+def test_gaps_exceed_the_staleness_with_probability_at_most_delta():
     rng = np.random.default_rng(0)
     N, rounds, p, delta, tries = 8, 60, 0.25, 0.2, 1500
     tau = rates.staleness(p, N, rounds, delta)
@@ -192,10 +197,11 @@ def test_no_gap_exceeds_the_staleness_with_the_probability_said():
         number = Rounds(np.ones(rounds), available).number
         gaps.append((number[t] - number[before]).max())
     assert np.mean(np.array(gaps) > tau) <= delta
-    assert np.mean(np.array(gaps) > tau - 8) > delta  # no looser than a few rounds
+    assert np.mean(np.array(gaps) > tau - 8) > delta  # the bound is tight up to a few rounds
 
 
-def test_theorem3_is_theorem2_with_that_gap():
+@pytest.mark.slow
+def test_theorem3_is_theorem2_with_the_staleness_as_gap():
     checked = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -218,11 +224,12 @@ def test_theorem3_is_theorem2_with_that_gap():
     assert checked > 20
 
 
-# -- the story ------------------------------------------------------------------------------------------------------
+# -- FedAvg and MimiC compared ---------------------------------------------------------------------------------------
 
 
-def test_mimic_goes_to_zero_where_fedavg_stays_above_its_floor():
-    """FedAvg ends at the minimum of the objective weighted by who is there; its gradient there is the floor."""
+@pytest.mark.slow
+def test_mimic_converges_while_fedavg_stays_above_its_floor():
+    """FedAvg converges to the minimum of the objective weighted by participation; the gradient of f at that point is the floor."""
     compared = 0
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -235,7 +242,7 @@ def test_mimic_goes_to_zero_where_fedavg_stays_above_its_floor():
         weights = np.mean([row / row.sum() for row in available if row.any()], axis=0)
         H = np.einsum("n,nab->ab", weights, problem.H)
         if np.linalg.eigvalsh(H).min() < 0.05:
-            continue  # FedAvg has nowhere to go
+            continue  # the weighted objective has no minimum
         biased = np.linalg.solve(H, np.einsum("n,nab,nb->a", weights, problem.H, problem.b))
         floor = float(np.sum(problem.full(biased) ** 2))
         eta = 0.2 / problem.L * 500 / (np.arange(rounds_T) + 500)
@@ -248,22 +255,22 @@ def test_mimic_goes_to_zero_where_fedavg_stays_above_its_floor():
 
 
 @pytest.mark.parametrize(
-    ("call", "sentence"),
+    ("call", "words"),
     [
-        (lambda r: bounds.theorem2(r, 1.0, -2.0), "the smoothness L must be more than 0, got -2.0"),
-        (lambda r: bounds.theorem2(r, float("nan"), 1.0), "Delta must be a number, got nan"),
-        (lambda r: bounds.theorem2(r, 1.0, 1.0, tau_max=1), "tau_max=1 is smaller than the largest gap of the run, 3: give at least that"),
+        (lambda r: bounds.theorem2(r, 1.0, -2.0), "smoothness L must be more than 0"),
+        (lambda r: bounds.theorem2(r, float("nan"), 1.0), "Delta must be a number"),
+        (lambda r: bounds.theorem2(r, 1.0, 1.0, tau_max=1), "largest gap of the run, 3"),
         (lambda r: bounds.theorem2(r, 1.0, 1.0, nu=0.9), "nu=0.9 is too large"),
-        (lambda r: bounds.theorem1(r, 1.0, 1.0, [-1.0, 0, 0, 0]), "gamma must be finite and not negative, got -1 in round 0"),
-        (lambda r: bounds.theorem1(r, 1.0, 1.0, 0.0, sigma=-1.0), "sigma must be at least 0, got -1.0"),
-        (lambda r: bounds.lemma2(1.0, 5, 0.1, 0.0, 0.0, 0.0), "local rates of at most 1/(4 L K) = 0.05, got 0.1: lower the local rate"),
+        (lambda r: bounds.theorem1(r, 1.0, 1.0, [-1.0, 0, 0, 0]), "gamma must be finite and not negative, got -1"),
+        (lambda r: bounds.theorem1(r, 1.0, 1.0, 0.0, sigma=-1.0), "sigma must be at least 0"),
+        (lambda r: bounds.lemma2(1.0, 5, 0.1, 0.0, 0.0, 0.0), "at most 1/(4 L K) = 0.05, got 0.1"),
         (lambda r: bounds.theorem3(r, 1.0, 1.0, 0.99, 0.5), "lower p_min or delta"),
-        (lambda r: Rounds([0.1, 0.1], r.available), "the rates end after 2 rounds, the run has 4: give a rate for every round"),
-        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.available), "the rates must be finite and above 0, got nan in round 2"),
+        (lambda r: Rounds([0.1, 0.1], r.available), "rates end after 2 rounds"),
+        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.available), "got nan in round 2"),
     ],
 )
-def test_bad_input_is_answered_with_a_sentence(call, sentence):
+def test_invalid_input_raises_usage_error(call, words):
     rounds = Rounds(np.array([0.8, 0.3, 0.2, 0.1]), np.array([[1, 1], [1, 0], [1, 0], [1, 1]], dtype=bool))
     with pytest.raises(UsageError) as error:
         call(rounds)
-    assert sentence in str(error.value)
+    assert words in str(error.value)

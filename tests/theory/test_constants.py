@@ -1,4 +1,4 @@
-"""Exact constants equal what brute force finds; estimates come close to them."""
+"""Exact constants equal those computed by brute force, and estimates are close to them."""
 
 import numpy as np
 import pytest
@@ -6,10 +6,12 @@ import torch
 from torch import nn
 
 import mimicfl as mf
+from mimicfl.clients.losses import LOSSES
 from mimicfl.data.clients import Clients
-from mimicfl.local.losses import LOSSES
 from mimicfl.theory.constants import Constants, LinearModel, constants, heterogeneity, power_iteration, sampled_variance
 from mimicfl.theory.population import Population
+
+pytestmark = pytest.mark.slow
 
 
 def population(data, split, model, kind):
@@ -36,7 +38,7 @@ def case(request):
     return list(problems())[request.param]
 
 
-def test_gradients_are_autograds_stacked_or_not(case):
+def test_gradients_equal_autograd_with_and_without_stacking(case):
     p, _ = case
     d = sum(shape.numel() for shape in p.shapes)
     w = torch.linspace(-1, 1, d, dtype=torch.float64)
@@ -56,7 +58,7 @@ def test_gradients_are_autograds_stacked_or_not(case):
     assert kappa2[0] == pytest.approx(float((g[0] - g.mean(dim=0)).square().sum()))
 
 
-def test_smoothness_is_the_largest_curvature(case):
+def test_smoothness_equals_the_largest_curvature(case):
     p, kind = case
     d = sum(shape.numel() for shape in p.shapes)
     linear = LinearModel.of(p, kind)
@@ -67,7 +69,7 @@ def test_smoothness_is_the_largest_curvature(case):
         assert max(at_zero, elsewhere) <= L[i] * (1 + 1e-9)
         if kind == "cross-entropy":
             assert linear.how == "upper bound"
-            assert L[i] <= 6 * at_zero  # softmax over ten classes has 1/10 at zero
+            assert L[i] <= 6 * at_zero  # the curvature of softmax over ten classes is 1/10 at zero
         else:
             assert linear.how == "exact"
             assert at_zero == pytest.approx(L[i])
@@ -75,8 +77,8 @@ def test_smoothness_is_the_largest_curvature(case):
         assert power_iteration(p, w, 200)[i] == pytest.approx(elsewhere, rel=1e-2)
 
 
-def test_variance_is_that_of_all_batches(case):
-    """Every pair of samples is a batch; their mean squared deviation is the variance, to the last digit."""
+def test_variance_equals_the_variance_over_all_batches(case):
+    """The variance equals the mean squared deviation over all batches of two samples."""
     p, kind = case
     d = sum(shape.numel() for shape in p.shapes)
     w = torch.linspace(-0.5, 1, d, dtype=torch.float64)
@@ -90,7 +92,7 @@ def test_variance_is_that_of_all_batches(case):
     assert sampled_variance(p, w, g, [2] * len(p.clients), draws=300)[0] == pytest.approx(all_pairs, rel=0.3)
 
 
-def test_a_network_is_estimated_and_says_so(digits):
+def test_constants_of_a_network_are_marked_as_estimates(digits):
     p = population(digits["data"], digits["split"][:4], mf.models.MLP(64, 5, 10), "cross-entropy")
     w = torch.cat([q.detach().reshape(-1) for q in p.module.parameters()])
     found = constants(p, [w, 0.5 * w], [16] * 4, "cross-entropy", iterations=15)
@@ -100,10 +102,10 @@ def test_a_network_is_estimated_and_says_so(digits):
     assert pytest.approx(true, rel=0.1) == found.L
     assert LinearModel.of(p, "cross-entropy") is None
     text = " ".join(found.sentences())
-    assert "estimate: power iteration at 2 points" in text
+    assert "power iteration at 2 points" in text
 
 
-def test_only_linear_models_under_known_losses_are_exact(quadratic):
+def test_only_linear_models_with_built_in_losses_are_exact(quadratic):
     def linear(model, kind):
         return LinearModel.of(population(quadratic["data"], quadratic["split"], model, "mse"), kind)
 
@@ -116,6 +118,6 @@ def test_only_linear_models_under_known_losses_are_exact(quadratic):
 
 
 @pytest.mark.parametrize("given", [(-1.0, 0.0), (float("nan"), 0.0), (1.0, -2.0), (1.0, float("inf"))])
-def test_constants_that_cannot_be(given):
+def test_invalid_constants_raise_usage_error(given):
     with pytest.raises(mf.UsageError, match="must be"):
         Constants(*given, np.zeros(2), "exact")

@@ -1,4 +1,4 @@
-"""The mixing certificate: it holds on random quadratics, is not far from tight, and none of its parts can go."""
+"""The mixing certificate holds on random quadratics, is nearly tight, and none of its terms can be omitted."""
 
 import numpy as np
 import pytest
@@ -7,8 +7,7 @@ from mimicfl import UsageError
 from mimicfl.theory import bounds, mixing
 from mimicfl.theory.rates import varphi
 from mimicfl.theory.rounds import Rounds
-
-from .problems import Quadratic, availability, loop, quadratic
+from tests.theory.problems import Quadratic, availability, loop, quadratic
 
 T = 24
 
@@ -22,12 +21,13 @@ def instance(seed):
     return rng, problem, available, {"K": K, "eta_L": eta_L}
 
 
-def test_the_bound_holds_at_every_horizon_for_constant_and_other_rates():
+@pytest.mark.slow
+def test_bound_holds_for_every_horizon_with_constant_and_varying_rates():
     tightest = []
     for seed in range(100):
         rng, problem, available, work = instance(seed)
         constant = mixing.largest_constant(Rounds(np.ones(T), available), problem.L, **work)
-        for eta in (np.full(T, constant), constant * rng.uniform(0.1, 1, size=T)):  # rates may also rise and fall
+        for eta in (np.full(T, constant), constant * rng.uniform(0.1, 1, size=T)):  # rates may also increase and decrease
             rounds = Rounds(eta, available)
             w0 = 3 * rng.normal(size=problem.b.shape[1])
             m = loop(problem, available, eta, w0, "mimic", **work)
@@ -41,13 +41,14 @@ def test_the_bound_holds_at_every_horizon_for_constant_and_other_rates():
 
 
 def parts(rounds):
-    """M and its two parts: what memories add, and what goes unseen."""
+    """Return M and its two terms: for memories, and for inactive clients."""
     M = mixing.mixing(rounds)
     memory = mixing._memories(rounds.available) @ counts(rounds) / np.sqrt(rounds.m)[:, None]
     return M, memory, M - memory
 
 
-def test_the_error_in_every_round_and_that_memories_are_needed():
+@pytest.mark.slow
+def test_error_bound_holds_in_every_round_and_needs_the_memory_term():
     broken = 0
     for seed in range(60):
         rng, problem, available, _ = instance(seed)
@@ -61,8 +62,8 @@ def test_the_error_in_every_round_and_that_memories_are_needed():
     assert broken > 30
 
 
-def test_what_goes_unseen_is_needed_too():
-    """One client who bends the other way does all the moving: its memory and the unseen gradients change in opposite directions."""
+def test_error_bound_needs_the_term_for_inactive_clients():
+    """Only one client, with negative curvature, is active: its memory and the gradients of the others change in opposite directions."""
     problem = Quadratic(np.array([[[-1.0]]] + 9 * [[[1.0]]]), np.zeros((10, 1)))
     available = np.zeros((6, 10), dtype=bool)
     available[:, 0] = available[0] = True
@@ -76,7 +77,7 @@ def test_what_goes_unseen_is_needed_too():
 
 
 def counts(rounds):
-    """n_sr^(1/2), by counting."""
+    """Return n_sr^(1/2), computed by counting."""
     n = np.zeros((rounds.T, rounds.T))
     for s in range(rounds.T):
         for i in np.flatnonzero(rounds.available[s]):
@@ -87,8 +88,8 @@ def counts(rounds):
 
 
 @pytest.mark.parametrize("N", [5, 45])
-def test_memories_are_norms_of_products(N):
-    """With many clients norms of some rounds before stand in: larger, never smaller."""
+def test_memories_are_the_norms_of_the_products(N):
+    """With many clients, norms of earlier rounds are reused, which are upper bounds."""
     rng = np.random.default_rng(0)
     available = availability(rng, 25, N, p=0.5)
     available = available[available.any(axis=1)]
@@ -105,25 +106,26 @@ def test_memories_are_norms_of_products(N):
     assert pi[-1, 0] < 0.1
 
 
-def test_clients_who_mix_have_a_rate_that_lasts_and_others_have_none():
-    def limits(meet):
+def test_certified_rate_is_constant_if_clients_mix_and_vanishes_otherwise():
+    def limits(together):
         found = []
         for T in (100, 400):
             available = np.zeros((T, 2), dtype=bool)
             available[:, 0], available[::6] = True, [False, True]
             available[0] = True
-            if meet:
+            if together:
                 available[::30] = True
             found.append(mixing.largest_constant(Rounds(np.ones(T), available), 1.0))
-            assert len(Rounds(np.ones(T), available).circles) == 1 + (not meet)
+            assert len(Rounds(np.ones(T), available).groups) == 1 + (not together)
         return found
 
     lasting, vanishing = limits(True), limits(False)
     assert lasting[1] == pytest.approx(lasting[0], rel=1e-6)
-    assert vanishing[1] < 0.3 * vanishing[0]  # like 1/T: no horizon is long enough
+    assert vanishing[1] < 0.3 * vanishing[0]  # decreases like 1/T, so no constant rate works for all horizons
 
 
-def test_the_bound_goes_to_zero_with_the_horizon():
+@pytest.mark.slow
+def test_bound_decreases_to_zero_with_the_horizon():
     rng = np.random.default_rng(2)
     problem = quadratic(rng, N=4, d=2)
     w0 = problem.optimum + 2.0
@@ -139,7 +141,7 @@ def test_the_bound_goes_to_zero_with_the_horizon():
     assert last[1] < last[0] / 8
 
 
-def test_how_far_a_run_is_certified():
+def test_certified_rounds():
     rng = np.random.default_rng(3)
     available = availability(rng, 40, 4, p=0.4)
     constant = mixing.largest_constant(Rounds(np.ones(40), available).head(20), 1.0)
@@ -150,10 +152,10 @@ def test_how_far_a_run_is_certified():
     assert mixing.room(rounds, 1.0, 3, 0.05) == pytest.approx(1 - constant - 2 * l2 * mixing.strength(rounds) ** 2)
 
 
-def test_what_it_cannot_do():
-    with pytest.raises(UsageError, match="needs everybody in the first round: add warm_start=true"):
+def test_unsupported_schedules_raise_usage_error():
+    with pytest.raises(UsageError, match="warm_start=true"):
         mixing.mixing(Rounds(np.ones(2), np.array([[1, 0], [1, 1]], dtype=bool)))
-    with pytest.raises(UsageError, match="500 rounds of 1000 clients are too many for the mixing certificate"):
+    with pytest.raises(UsageError, match="500 rounds of 1000 clients are too many"):
         mixing.mixing(Rounds(np.ones(500), np.ones((500, 1000), dtype=bool)))
     rounds = Rounds(np.full(3, 5.0), np.ones((3, 2), dtype=bool))
     assert np.isinf(mixing.mixing_bound(rounds, 1.0, 1.0)).all()

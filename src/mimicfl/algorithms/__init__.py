@@ -1,32 +1,53 @@
-"""The algorithms, by name. A new one is a class with `init`, `task` and `aggregate`, and one line: `register("mine", Mine)`."""
+"""The algorithms, by name. A new one is a class that inherits from `Algorithm`, in its own file, imported and listed here."""
 
-from .base import ALGORITHMS, Algorithm, State, Step, Task, checked_task, make, memory, register, spell
+from . import server_optimizers as server_optimizers
+from .amplified_fedavg import AmplifiedFedAvg
+from .amplified_scaffold import AmplifiedSCAFFOLD
+from .base import ALGORITHMS as ALGORITHMS
+from .base import Algorithm, State, Step, Task, memory, register
+from .base import declared as declared
+from .base import is_algorithm as is_algorithm
+from .base import make as make
+from .base import paper_algorithms as paper_algorithms
+from .base import spell as spell
+from .base import trait as trait
 from .fedau import FedAU
 from .fedavg import FedAvg
 from .fedavgm import FedAvgM
+from .fedawe import FedAWE
+from .fedbuff import FedBuff
+from .fedgain import FedGain
 from .fedprox import FedProx
+from .fedstale import FedStale
 from .fedvarp import FedVARP
+from .focus import FOCUS
+from .known_p import KnownP
 from .mifa import MIFA
 from .mimic import MimiC
 from .scaffold import SCAFFOLD
 
 __all__ = [
-    "ALGORITHMS",
+    "FOCUS",
     "MIFA",
     "SCAFFOLD",
     "Algorithm",
+    "AmplifiedFedAvg",
+    "AmplifiedSCAFFOLD",
     "FedAU",
+    "FedAWE",
     "FedAvg",
     "FedAvgM",
+    "FedBuff",
+    "FedGain",
     "FedProx",
+    "FedStale",
     "FedVARP",
+    "KnownP",
     "MimiC",
     "State",
     "Step",
     "Task",
-    "checked_task",
-    "make",
     "memory",
     "register",
-    "spell",
+    "server_optimizers",
 ]

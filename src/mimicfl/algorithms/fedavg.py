@@ -1,32 +1,25 @@
-"""FedAvg: follow the mean of whoever is there (McMahan et al., 2017)."""
+"""FedAvg: follow the mean update of the active clients (McMahan et al., 2017)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor
 
-from .base import State, Step, Task, register
+from .base import Algorithm, State, Step, register
 
 
 @register("fedavg")
 @dataclass(frozen=True)
-class FedAvg:
+class FedAvg(Algorithm[State]):
     """w_{t+1} = w_t - eta_t v_t with v_t the mean of the received updates.
 
     With `update="sum"` and `global_lr="local"` this is plain model averaging. Under dropouts v_t is biased towards the
-    clients that happen to be present.
+    clients that happen to be available.
     """
 
-    uploads: ClassVar[int] = 1
-    downloads: ClassVar[int] = 1
+    color = "#e69f00"
+    needs_population = False
+    paper_rank = 1
 
-    def init(self, w: Tensor, num_clients: int) -> State:
-        return State(w)
-
-    def task(self, state: State, active: Tensor) -> Task:
-        return Task()
-
-    def aggregate(self, state: State, active: Tensor, g: Tensor, step: Step) -> State:
+    def aggregate(self, state: State, active: Tensor, g: Tensor, step: Step) -> None:
         v = step.mean(g)  # v_t
         state.w = state.w - step.eta * v  # w_{t+1}
-        return state

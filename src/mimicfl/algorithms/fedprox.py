@@ -15,6 +15,10 @@ class FedProx(FedAvg):
     """Each local step follows grad f_i(w) + mu (w - w_t), the gradient of f_i(w) + mu/2 |w - w_t|^2; mu = 0 is FedAvg."""
 
     mu: float = 0.01
+    color = "#56b4e9"
+    dashed = True  # with a small mu it follows FedAvg so closely that a solid line would hide it
+    needs_population = False
+    paper_rank = 2
 
     def __post_init__(self) -> None:
         number("mu", self.mu, low=0)

@@ -1,43 +1,37 @@
-"""FedVARP: the mean of all clients' latest updates, moved by the news of those who are there (Jhunjhunwala et al., 2022)."""
+"""FedVARP: the mean of all clients' latest updates, corrected by what changed at the active ones (Jhunjhunwala et al., 2022)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ..rows import Rows
-from .base import State, Step, Task, memory, register
+from .base import Algorithm, State, Step, memory, register
+from .client_memory import ClientMemory
 
 
 @dataclass
 class FedVarpState(State):
-    y: Rows  # [N, d] each client's last update; zero until it has been seen
-    total: Tensor  # [d] double: the rows of y, weighted by their share of the population, kept up to date row by row
+    y: ClientMemory  # [N, d] each client's last update; zero until it has been seen
+    total: Tensor  # [d] float64: sum of the rows of y, weighted by their share of the population
 
 
 @register("fedvarp")
 @dataclass(frozen=True)
-class FedVARP:
+class FedVARP(Algorithm[FedVarpState]):
     """v_t = mean over S_t of (g_i - y_i) + mean over ALL N clients of y_j, then y_i = g_i for i in S_t.
 
-    MIFA's memory with SAGA's step: where everybody is equally likely to be there, v_t is right on average, as FedAvg's is, but
-    swings only by what is new since each client was last there.
+    MIFA's memory with SAGA's step. If all clients are equally likely to participate, v_t is unbiased, as FedAvg's is, but its
+    variance comes only from what changed since each client last participated.
     """
 
-    uploads: ClassVar[int] = 1
-    downloads: ClassVar[int] = 1
+    color = "#2166ac"
 
     def init(self, w: Tensor, num_clients: int) -> FedVarpState:
         return FedVarpState(w, memory(w, num_clients), torch.zeros(w.shape, dtype=torch.float64, device=w.device))
 
-    def task(self, state: FedVarpState, active: Tensor) -> Task:
-        return Task()
-
-    def aggregate(self, state: FedVarpState, active: Tensor, g: Tensor, step: Step) -> FedVarpState:
-        news = g.double() - state.y[active].double()  # in double, or large early updates would leave their rounding behind for ever
-        v = step.mean(news.to(g.dtype)) + state.total.to(g.dtype)  # v_t, by the memories as they were before this round
-        state.total = state.total + step.share.double() @ news
+    def aggregate(self, state: FedVarpState, active: Tensor, g: Tensor, step: Step) -> None:
+        change = g.double() - state.y[active].double()  # float64: large early updates would otherwise leave their rounding error behind
+        v = step.mean(change.to(g.dtype)) + state.total.to(g.dtype)  # v_t, from the memory before this round
+        state.total = state.total + step.share.double() @ change
         state.y[active] = g  # y_i <- g_i for i in S_t; absent clients keep theirs
         state.w = state.w - step.eta * v
-        return state

@@ -1,4 +1,4 @@
-"""Ctrl-C in the program `mimicfl`: it ends at once, and says how to continue.
+"""Ctrl-C in the program `mimicfl`: it ends at once and says how to resume.
 
 A run can be killed at any moment without losing anything, so nothing has to be unwound. Unwinding would not be safe: a KeyboardInterrupt
 inside a backward pass can make PyTorch abort, and inside a callback of the garbage collector Python prints it and drops it.
@@ -15,10 +15,13 @@ from ..files import drop_unfinished
 
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
 current: argparse.Namespace | None = None  # the command under way
+begun = False  # are its imports done?
 
 
 def advice(parsed: argparse.Namespace | None) -> str:
-    """How to continue what was stopped."""
+    """How to resume the command."""
+    if not begun:
+        return "stopped before anything was begun"
     folder = getattr(parsed, "folder", None)
     again = f"'mimicfl resume {folder}' or " if folder else ""
     return f"stopped; resume with {again}the same command"

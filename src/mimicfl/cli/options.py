@@ -1,26 +1,48 @@
 """Every setting of an experiment as a command-line option, made from the settings themselves."""
 
 import argparse
+import functools
+import importlib
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..config import SETTINGS, Experiment, from_dict, read_settings
 from ..errors import nearest
+from ..settings import SETTINGS, Experiment, from_dict, help_of, read_settings
 from .console import say
 
 ALIASES = {"num_clients": "--clients"}
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that answers a misspelt option with the nearest right one."""
+    """An argument parser that suggests the nearest option or command for a misspelt one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
         super().__init__(*args, **kwargs)
+        self.later: dict[str, Callable[[], str]] = {}
+
+    def explain(self, name: str, text: Callable[[], str]) -> None:
+        """Help for an argument that lists registered names. It is made when it is shown: the names come with PyTorch's import."""
+        self.later[name] = text
+
+    def format_help(self) -> str:
+        if self.later:
+            importlib.import_module("mimicfl._public")  # registers all names
+        for action in self._actions:
+            if action.dest in self.later:
+                action.help = self.later[action.dest]()
+        return super().format_help()
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """A word that is no choice: suggest the nearest one."""
+        if action.choices is not None and value not in action.choices:
+            what = "command" if action.dest == "command" else f"value of {action.dest}"
+            raise argparse.ArgumentError(None, f"there is no {what} {value!r}; {nearest(str(value), map(str, action.choices))}")
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Strict already here: the command's own parser knows which options are near, the one above it does not."""
+        """Refuse unknown options here: only the command's own parser knows which options are similar."""
         parsed, unknown = super().parse_known_args(*args, **kwargs)
         if unknown:
             word = unknown[0]
@@ -33,42 +55,46 @@ class Parser(argparse.ArgumentParser):
         sys.exit(2)
 
 
-def add_settings(parser: argparse.ArgumentParser, without: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
-    """`--dataset`, `--rounds`, ...: none given means the file's value or the default."""
-    group = parser.add_argument_group("settings (the same words in TOML)")
+def add_settings(parser: Parser, without: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
+    """Add `--dataset`, `--rounds`, ...; an option that is not given leaves the value of the file, or the default."""
+    group = parser.add_argument_group("settings (same names in TOML)")
     for name, field in SETTINGS.items():
         if name in without or (only and name not in only):
             continue
         flags = [f"--{name.replace('_', '-')}", *([ALIASES[name]] if name in ALIASES else [])]
-        default = f" (default {field.default})" if field.default not in ("auto", None) and isinstance(field.default, (str, int)) else ""
-        many = name == "plugins"
-        text = field.metadata["help"] + default
-        if many:
-            group.add_argument("--plugin", "--plugins", dest=name, action="append", default=argparse.SUPPRESS, help=text, metavar="FILE")
+        parser.explain(name, functools.partial(help_of, name))
+        if name == "plugins":
+            group.add_argument("--plugin", "--plugins", dest=name, action="append", default=argparse.SUPPRESS, metavar="FILE")
         else:
-            group.add_argument(*flags, dest=name, default=argparse.SUPPRESS, help=text, metavar=field.metadata["metavar"])
+            group.add_argument(*flags, dest=name, default=argparse.SUPPRESS, metavar=field.metadata["metavar"])
 
 
 def given(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The settings that stand on the command line."""
+    """The settings given on the command line."""
     return {name: value for name, value in vars(arguments).items() if name in SETTINGS}
 
 
 def experiment(arguments: argparse.Namespace, also: tuple[str, ...] = ()) -> Experiment:
-    """The TOML file, then the options: the later wins. Keys in `also` are the command's own and end up in `arguments`."""
-    settings: dict[str, Any] = {}
+    """The settings of the TOML file, overridden by options. Keys in `also` belong to the command and are moved into `arguments`."""
     own = given(arguments)
-    if getattr(arguments, "file", None):
-        settings = read_settings(Path(arguments.file))
+    settings = in_file(arguments, also)
+    if settings:
+        from_dict({key: value for key, value in settings.items() if key not in own}, str(arguments.file))
+    return from_dict(settings | own)
+
+
+def in_file(arguments: argparse.Namespace, also: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The settings of the TOML file that no option replaces; keys in `also` as in `experiment`."""
+    settings = read_settings(Path(arguments.file)) if getattr(arguments, "file", None) else {}
     for key in also:
         value = settings.pop(key, None)
         if getattr(arguments, key) is None:
             setattr(arguments, key, value)
-    # A length given here replaces the one in the file, of whichever kind; likewise the local work.
-    for pair in (("rounds", "uploads"), ("epochs", "steps")):
-        if any(name in own for name in pair):
-            for name in pair:
-                settings.pop(name, None)
-    if settings:
-        from_dict({key: value for key, value in settings.items() if key not in own}, str(arguments.file))
-    return from_dict(settings | own)
+    for key in replaced_by(given(arguments)):
+        settings.pop(key, None)
+    return settings
+
+
+def replaced_by(own: Collection[str]) -> set[str]:
+    """Rounds or uploads given as an option replace either of them in a file; likewise epochs and steps."""
+    return {name for pair in (("rounds", "uploads"), ("epochs", "steps")) if set(pair) & set(own) for name in pair}

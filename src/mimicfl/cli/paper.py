@@ -8,14 +8,15 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import Diverged, UsageError, number
+from ..experiments.execute import Plan
+from ..experiments.names import seed_list
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce, seconds
 from ..paper.studies import STUDIES, find
 from ..paper.study import Study
-from ..report.paper import build, cell_text, published_text
+from ..report.paper import cell_text, published_text, write_paper_report
 from ..report.summary import title
-from ..runner import seed_list
-from ..sweep.fuse import Plan
+from ..text import counted
 from .options import given
 from .progress import Reporter
 
@@ -76,7 +77,7 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
     out = Path(arguments.out) if arguments.out else None
     page = (out or Path("runs/paper")) / "report.html"
     document = (out or Path("docs")) / "reproduce.md"
-    build(records, seed_list(None), page, document, document.parent / "pictures")
+    write_paper_report(records, seed_list(None), page, document, document.parent / "pictures")
     console.print(f"page     {page}\ndocument {document}", soft_wrap=True)
 
 
@@ -105,7 +106,7 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
     if not plan:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
     if out.resolve() == RUNS.resolve():
-        raise UsageError(f"{out} holds the runs that were recorded: give another folder to make them again")
+        raise UsageError(f"{out} holds the recorded runs: give another folder to repeat them")
     before = [name for name in plan if (out / name / "final.safetensors").exists()]
     with Reporter(console, list(plan.values())) as progress:
         progress.notice(f"{len(plan)} recorded runs once more, into {out}")
@@ -152,7 +153,7 @@ def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[
         view.add_row(study, column, f"{found} of {all_of_it}", names or "–", f"{max(1, round(sum(here.values()) / 60))}" if here else "–")
     console.print(view)
     minutes = max(1, round(sum(cost.values()) / 60))
-    left = f"; what is missing takes about {minutes} minute{'s' * (minutes > 1)} of an H200" if cost else ""
+    left = f"; what is missing takes about {counted(minutes, 'minute')} of an H200" if cost else ""
     console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each){left}", soft_wrap=True)
 
 

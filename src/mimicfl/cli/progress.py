@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ..config import Experiment
+from ..metrics.columns import shown_primary
 from ..metrics.history import Row
-from ..report.summary import show, title
+from ..report.summary import title
+from ..settings import Experiment
 
 LINE_EVERY = 10.0  # seconds between plain lines of one run
 
@@ -22,15 +23,15 @@ class Rate(ProgressColumn):
 
 
 class Reporter:
-    """Call it after every round of any run; use as a context manager. Runs may come one after another or all at once.
+    """Call it after every round of any run; use it as a context manager.
 
-    The heading waits for the first notice, which comes when all settings are checked: of a mistake there is one line, its own.
+    The heading is printed with the first notice, when all settings are checked: after a mistake only its message is shown.
     """
 
     def __init__(self, console: Console, plan: Sequence[Experiment] = (), runs: int = 1, heading: str = "") -> None:
         self.console, self.runs, self.heading = console, len(plan) or runs, heading
         told = (f.name for f in dataclasses.fields(Experiment) if f.name not in ("algorithm", "seed"))
-        self.varied = [key for key in told if len({repr(getattr(e, key)) for e in plan}) > 1][:3]  # what a run is called by besides
+        self.varied = [key for key in told if len({repr(getattr(e, key)) for e in plan}) > 1][:3]  # part of a run's label
         self.done: dict[str, tuple[int, int]] = {}  # rounds of each run, and of how many
         self.first: dict[str, int] = {}
         self.notes: dict[str, str] = {}
@@ -58,7 +59,7 @@ class Reporter:
             self.task = self.bars.add_task("", total=total, note="")
         self.first.setdefault(key, row["round"])
         self.done[key] = rounds, total
-        self.notes[key] = self.metric(row) or self.notes.get(key, "")
+        self.notes[key] = shown_primary(row, experiment.to_dict()) or self.notes.get(key, "")
         ended = rounds == total
         self.finished += ended
         if self.live:
@@ -94,11 +95,3 @@ class Reporter:
         rest = f", {left:.0f} s left" if not ended and left else ""
         note = self.notes[experiment.name]
         self.console.print(f"{which}{self.label(experiment)}: round {rounds}/{total}, {note}, {speed:.1f} rounds/s{rest}", soft_wrap=True)
-
-    @staticmethod
-    def metric(row: Row) -> str:
-        if row.get("test_accuracy") is not None:
-            return f"accuracy {show('test_accuracy', row['test_accuracy'])}"
-        if row.get("test_loss") is not None:
-            return f"test loss {row['test_loss']:.4g}"
-        return ""

@@ -6,25 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..config import MADE_BY, Experiment
-from ..data.clients import Clients
-from ..data.dataset import as_split
+from ..clients.losses import built_in_name
+from ..clients.params import flatten
 from ..errors import UsageError
+from ..experiments.build import build_problem
+from ..experiments.results import check_known, settings_of
 from ..files import explained
-from ..local.losses import as_loss, built_in_name
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, find_runs
-from ..params import flatten
+from ..plugins import load_plugins
 from ..registry import parse
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
 from ..report.theory import Check, check, diagnosed
-from ..runner import build, check_known, load_plugins, settings_of
+from ..settings import MADE_BY, Experiment
 from ..theory.constants import constants
 from ..theory.population import Population
 
@@ -64,7 +63,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
 
 def _conclusions(found: Check, scale: int) -> list[str]:
     """What the table comes to; `scale` is by how much an update is longer than a mean gradient."""
-    whole, circles = found.certified >= found.length, len(found.rounds.circles)
+    whole, groups = found.certified >= found.length, len(found.rounds.groups)
     how_far = f"the whole run, {found.length} rounds" if whole else f"the first {found.certified} of {found.length} rounds"
     sentences = [f"Theorem 2 is certified for {how_far}"]
     rate = f"--global-lr theory:c={found.c / scale:.4g},beta={found.beta:g}"
@@ -75,10 +74,11 @@ def _conclusions(found: Check, scale: int) -> list[str]:
         mixed = "the whole run" if found.mixed >= found.length else f"the first {found.mixed} rounds"
         sentences.append(f"the mixing bound is certified for {mixed} (MimiC, full batches)")
         sentences.append(f"  largest constant rate it certifies on this schedule: --global-lr {found.constant / scale:.4g}")
-    if circles > 1:
+    if groups > 1:
         sentences.append(
-            f"after the first round the clients fall into {circles} circles that never meet: MimiC's corrections do not mix between them, "
-            "and it may end at a wrong point whatever the rate (docs/theory.md)"
+            f"after the first round the clients fall into {groups} groups that are never active together: "
+            "MimiC's corrections do not mix between them, "
+            "and it may converge to a wrong point at any learning rate (docs/theory.md)"
         )
     return sentences
 
@@ -113,19 +113,16 @@ def _named(folder: RunFolder, plugins: Sequence[str]) -> Experiment:
 
 
 def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None, plugins: Sequence[str]) -> tuple[float, int, list[str]]:
-    parts = build(_named(folder, plugins))
-    first = flatten(parts["model"])
-    clients = Clients(parts["data"], as_split(parts["split"], len(parts["data"].x_train)), torch.device("cpu"), first.dtype)
-    steps = [len(parts["local"].batch_sizes(int(size))) for size in clients.sizes]
+    problem = build_problem(dataclasses.replace(_named(folder, plugins), device="cpu", precision="fp32").resolved())
+    first, local, sizes = flatten(problem.template), problem.local, problem.clients.sizes.tolist()
+    steps = [len(local.batch_sizes(size)) for size in sizes]
     sentences = [f"clients take {min(steps)} to {max(steps)} local steps; K = {round(np.mean(steps))}"] if min(steps) < max(steps) else []
     K = round(float(np.mean(steps))) if K is None else K
     if L is not None:
         return L, K, [f"L = {L:g} (given)", *sentences]
-    loss = as_loss(parts["loss"] or parts["data"].loss)
-    kind = built_in_name(loss)
-    batches = [parts["local"].batch_sizes(int(size))[0] for size in clients.sizes]
+    kind, batches = built_in_name(problem.loss), [local.batch_sizes(size)[0] for size in sizes]
     points = [first, *([history.params.to(first)] if history.params.numel() == first.numel() else [])]
-    found = constants(Population(parts["model"], clients, loss), points, batches, kind)
+    found = constants(Population(problem.template, problem.clients, problem.loss), points, batches, kind)
     return found.L, K, [*found.sentences(), *sentences]
 
 

@@ -1,7 +1,6 @@
-"""`run`, `resume`, `compare`, `demo`: the commands that train."""
+"""`run`, `resume`, `compare` and `demo`: the commands that train; `sweep` is in `sweeping`."""
 
 import argparse
-import dataclasses
 import hashlib
 import json
 import time
@@ -10,18 +9,29 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .. import runner
-from ..config import Experiment, coerce, from_dict
+from ..algorithms import paper_algorithms
+from ..callbacks import make as make_tracker
+from ..callbacks import send
+from ..errors import UsageError
+from ..experiments.build import build
+from ..experiments.execute import build_all, carry_out, execute, plan_comparison
+from ..experiments.forecast import forecast
+from ..experiments.names import algorithm_list, seed_list
+from ..experiments.results import resumable
+from ..metrics.columns import shown_primary
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, find_runs
-from ..report.report import Report, build
-from ..report.summary import Group, group, show, verdict
-from ..report.tables import overview, overview_tables, table
-from ..sweep import carry_out
-from ..sweep import compare as run_compare
-from ..sweep.fuse import plan_comparison
-from ..sweep.grid import cells, read_sweep
+from ..plugins import load_plugins
+from ..registry import parse
+from ..report.rates import best_rates, rate_setting
+from ..report.report import Report, write_report
+from ..report.summary import Group
+from ..report.tables import overview, overview_tables, rates_table, table
+from ..report.verdict import RULE, verdict
+from ..settings import Experiment, coerce, from_dict
+from ..text import counted
 from .console import notice
+from .dry_run import print_forecast
 from .options import experiment, given
 from .progress import Reporter
 
@@ -35,12 +45,15 @@ DEMO = {
 
 
 def run(arguments: argparse.Namespace, console: Console) -> None:
-    e, _ = runner.settle(experiment(arguments))
-    out = arguments.folder = Path(arguments.out or Path("runs") / e.name)
+    trackers = [make_tracker(spec) for spec in arguments.track]
+    e, prepared = build(experiment(arguments))
+    out = arguments.folder = Path(arguments.out) if arguments.out else default_folder(e)
+    if arguments.dry_run:
+        return print_forecast(console, forecast({"": (e, prepared)}, out), out)
     console.print(_announcement(e, out), soft_wrap=True)
     with Reporter(console) as progress:
-        history = runner.run(e, out, progress, progress.notice)
-    _finish(console, history, out)
+        [history] = execute({"": (e, prepared)}, out, progress, progress.notice, callbacks=trackers).values()
+    return _finish(console, history, out)
 
 
 def resume(arguments: argparse.Namespace, console: Console) -> None:
@@ -50,19 +63,17 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     if not waiting:
         console.print(f"{arguments.run} is finished: nothing to do", soft_wrap=True)
     root, plugins = Path(arguments.run), given(arguments).get("plugins", [])
-    _say_what_runs(waiting, plugins)
-    heading = f"going on with {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"going on in {f.path}" for f in waiting)
+    _announce_plugins(waiting, plugins)
+    heading = f"resuming {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"resuming {f.path}" for f in waiting)
     with Reporter(console, runs=len(waiting), heading=heading) as progress:
-        if len(waiting) > 1:  # together, as they were begun
-            plan = {str(f.path.relative_to(root)): runner.resumable(f, plugins) for f in waiting}
-            carry_out(plan, root, progress, progress.notice)
-        for folder in waiting if len(waiting) == 1 else []:
-            runner.resume(folder.path, progress, progress.notice, plugins)
+        if waiting:  # together, as they were begun
+            plan = {"" if f.path == root else str(f.path.relative_to(root)): resumable(f, plugins) for f in waiting}
+            carry_out(plan, root, progress, progress.notice, callbacks=[make_tracker(spec) for spec in arguments.track])
     for folder in folders:
         _finish(console, read(folder), folder.path)
 
 
-def _say_what_runs(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None:
+def _announce_plugins(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None:
     """Resuming runs code: list the files before they are imported, since the run folder may name them."""
     own = [name for folder in waiting for name in coerce("plugins", folder.config.get("plugins", []), list[str])]
     if files := list(dict.fromkeys([*plugins, *own])):
@@ -72,53 +83,46 @@ def _say_what_runs(waiting: Sequence[RunFolder], plugins: Sequence[str]) -> None
 
 def compare(arguments: argparse.Namespace, console: Console) -> None:
     e = experiment(arguments, also=("algorithms", "seeds"))
-    runner.load_plugins(e.plugins)
-    names = runner.algorithm_list(arguments.algorithms or runner.ALL)
-    _compare(arguments, console, e, names, runner.seed_list(arguments.seeds))
+    load_plugins(e.plugins)
+    names = algorithm_list(arguments.algorithms or paper_algorithms())
+    _compare(arguments, console, e, names, seed_list(arguments.seeds))
 
 
 def demo(arguments: argparse.Namespace, console: Console) -> None:
     console.print(
-        "Handwritten digits on 30 clients with two classes each. Who holds a 0, 1 or 2 answers in 2 % of the rounds, the others in 30 %."
+        "Handwritten digits on 30 clients, two classes each. "
+        "Clients that hold digits 0-2 participate in 2 % of the rounds, the others in 30 %."
     )
-    arguments.out = arguments.out or "runs/demo"
-    _compare(arguments, console, from_dict(DEMO), list(runner.ALL), [0, 1, 2])
+    arguments.out, arguments.dry_run, arguments.track = arguments.out or "runs/demo", False, []
+    _compare(arguments, console, from_dict(DEMO), list(paper_algorithms()), [0, 1, 2])
 
 
 def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, names: list[str], seeds: list[int]) -> None:
     began = time.monotonic()
-    target = arguments.folder = Path(arguments.out or Path("runs") / f"compare-{_digest(e, names, seeds)}")
-    heading = f"{len(names)} algorithms x {len(seeds)} seed{'s' * (len(seeds) > 1)} into {target}"
+    trackers = [make_tracker(spec) for spec in arguments.track]
+    target = arguments.folder = Path(arguments.out or Path("runs") / _compare_name(e, names, seeds))
+    plan = plan_comparison(e, names, seeds)
+    if arguments.dry_run:
+        return print_forecast(console, forecast(build_all(plan), target), target)
+    heading = f"{counted(len(names), 'algorithm')} x {counted(len(seeds), 'seed')} into {target}"
     with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
-        run_compare(e, names, seeds, target, progress, progress.notice)
-    report = build([target / name for name in plan_comparison(e, names, seeds)], target)
+        carry_out(plan, target, progress, progress.notice, callbacks=trackers)
+    report = write_report([target / name for name in plan], target)
     print_report(console, report)
-    console.print(f"{time.monotonic() - began:.0f} s", style="dim")
+    return console.print(f"{time.monotonic() - began:.0f} s", style="dim")
 
 
-def sweep(arguments: argparse.Namespace, console: Console) -> None:
-    began = time.monotonic()
-    plan = {name: dataclasses.replace(e, **given(arguments)) for name, e in read_sweep(arguments.file).items()}
-    target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
-    with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
-        if arguments.ray:
-            from ..sweep.cluster import carry_out_on
-
-            carry_out_on(arguments.ray, plan, target, progress.notice)
-        else:
-            carry_out(plan, target, progress, progress.notice)
-    reports = {cell: build([target / name for name in names], target / cell) for cell, names in cells(plan).items()}
-    if print_overview(console, group([run for report in reports.values() for g in report.groups for run in g.runs])):
-        console.print(f"see them on one page: mimicfl report {target}", soft_wrap=True)
-    for cell, report in reports.items():
-        if cell:
-            console.print(f"\n{cell}", style="bold", soft_wrap=True)
-        print_report(console, report)
-    console.print(f"{time.monotonic() - began:.0f} s", style="dim")
+def track(arguments: argparse.Namespace, console: Console) -> None:
+    if not arguments.track:
+        raise UsageError("say where to, as in 'mimicfl track send runs/demo --track tensorboard:logs'")
+    for spec in arguments.track:
+        tracker = make_tracker(spec)
+        count = sum(send(run, tracker) for run in arguments.runs)
+        console.print(f"{counted(count, 'run')} sent to {spec}", soft_wrap=True)
 
 
 def print_overview(console: Console, groups: Sequence[Group]) -> bool:
-    """All settings at a glance, if there are several; whether there are."""
+    """Print one table of all settings if there are several; returns whether there are."""
     found = overview(groups)
     for view in overview_tables(found, console.width) if found else []:
         console.print()
@@ -126,20 +130,37 @@ def print_overview(console: Console, groups: Sequence[Group]) -> bool:
     return found is not None
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(console: Console, report: Report, explain: bool = True) -> None:
+    """Print tables, the verdict and where the page is; `explain` adds the rule by which the verdict is made."""
     print_overview(console, report.groups)
     console.print()
     console.print(table(report.groups))
     console.print()
     console.print(verdict(report.groups), soft_wrap=True)
+    if explain and len(report.groups) > 1:
+        console.print(RULE, style="dim")
+    if rates := best_rates(report.groups):
+        console.print()
+        console.print(rates_table(rates, rate_setting(report.groups)))
+        console.print()
     if report.unfinished:
         console.print(report.unfinished, style="yellow", soft_wrap=True)
     console.print(f"report   {report.page}", soft_wrap=True)
-    console.print(f"pictures {', '.join(str(p) for p in report.pictures)}", soft_wrap=True)
+    console.print(f"pictures {', '.join(p.name for p in report.pictures)}, in the same folder", soft_wrap=True)
 
 
-def _digest(e: Experiment, names: list[str], seeds: list[int]) -> str:
-    return hashlib.sha256(json.dumps([e.id, names, seeds]).encode()).hexdigest()[:8]
+def default_folder(e: Experiment) -> Path:
+    """`runs/mimic-digits-s3-1f0c2a`; the folder that earlier versions would have used if it exists."""
+    earlier = Path("runs") / e.name
+    words = [parse(e.algorithm)[0], parse(e.dataset)[0], *([f"s{e.seed}"] if e.seed else []), e.id[:6]]
+    return earlier if earlier.exists() else Path("runs") / "-".join(words)
+
+
+def _compare_name(e: Experiment, names: list[str], seeds: list[int]) -> str:
+    """`compare-digits-1f0c2a`; the name that earlier versions would have used if that folder exists."""
+    digest = hashlib.sha256(json.dumps([e.id, names, seeds]).encode()).hexdigest()
+    earlier = f"compare-{digest[:8]}"
+    return earlier if (Path("runs") / earlier).exists() else f"compare-{parse(e.dataset)[0]}-{digest[:6]}"
 
 
 def _announcement(e: Experiment, out: Path) -> str:
@@ -150,9 +171,7 @@ def _announcement(e: Experiment, out: Path) -> str:
 
 def _finish(console: Console, history: History, out: Path) -> None:
     last = history.rows[-1]
-    accuracy, loss = history.last("test_accuracy"), history.last("test_loss")
-    result = "never tested" if loss is None else f"test loss {loss:.4g}"
-    result = result if accuracy is None else f"test accuracy {show('test_accuracy', accuracy)}"
+    result = shown_primary({key: history.last(key) for key in last}, history.config) or "not evaluated"
     up, down = (f"{last[f'vectors_{way}']} vectors ({last[f'bytes_{way}'] / 1e6:.3g} MB) {way}" for way in ("up", "down"))
     console.print(f"{result} after {last['round'] + 1} rounds, {last['uploads']} uploads; {up}, {down}", soft_wrap=True)
-    console.print(f"see it: mimicfl report {out}", soft_wrap=True)
+    console.print(f"report: mimicfl report {out}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Turns arrays given by the user into tensors and arrays that the package owns."""
+"""Copies the user's arrays into tensors and arrays that nothing else can change, and checks splits."""
 
 import weakref
 from typing import Any
@@ -7,14 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UsageError, first_line, number, plain, shown
+from ..errors import UsageError, first_line, integer, number, plain, shown
 
-# Tensors held by a Data. Another Data may share them, since both detect changes; all other tensors are copied.
+# Tensors that belong to a Data. Other Data objects may share them, since all detect changes; any other tensor is copied.
 _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+EXACT = 2**53  # up to here float64 holds every integer
 
 
-def own(value: Any, name: str) -> Tensor:
-    """A contiguous CPU tensor that shares no memory with the caller's array; a tensor of a Data is returned as it is."""
+def owned_tensor(value: Any, name: str) -> Tensor:
+    """Copy an array into a contiguous CPU tensor; return a tensor that already belongs to a Data unchanged."""
     if isinstance(value, Tensor):
         tensor = value if _HELD.get(id(value)) is value else _copied(value, name)
     else:
@@ -26,7 +27,8 @@ def own(value: Any, name: str) -> Tensor:
     return tensor
 
 
-def hold(tensor: Tensor) -> Tensor:
+def mark_as_held(tensor: Tensor) -> Tensor:
+    """Record that a tensor belongs to a Data."""
     _HELD[id(tensor)] = tensor
     return tensor
 
@@ -46,10 +48,10 @@ def _copied(value: Tensor, name: str) -> Tensor:
 def _from_array(value: Any, name: str) -> Tensor:
     wanted = f"{name} must be a tensor or an array of numbers of one shape"
     if np.ma.isMaskedArray(value):
-        raise UsageError(f"{wanted}, got a masked array: its masked entries would be used; fill or drop them first")
+        raise UsageError(f"{wanted}, got a masked array, whose mask would be ignored; fill or drop the masked entries first")
     try:
         array = np.asarray(value)
-    except Exception as error:  # whatever an object's own conversion raises
+    except Exception as error:  # the conversion of a custom object may raise anything
         raise UsageError(f"{wanted}: {first_line(error)}") from None
     if array.dtype.kind not in "biuf":
         raise UsageError(f"{wanted}, got {array.dtype}")
@@ -63,26 +65,28 @@ def _from_array(value: Any, name: str) -> Tensor:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, without a copy where it is contiguous."""
+    """Return the bytes of a tensor, without a copy if it is contiguous."""
     if tensor.numel() == 0:
         return memoryview(b"")
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def labels_of(values: Any, name: str) -> np.ndarray:
-    """A copy of labels or ids as an array of numbers or strings."""
+    """Copy labels or ids into an array of numbers or strings."""
     try:
         array = np.array(values.detach().cpu().numpy() if isinstance(values, Tensor) else values)
         array = np.array(array.tolist()) if array.dtype.kind == "O" else array
-    except Exception:  # whatever an object's own conversion raises
+    except Exception:  # the conversion of a custom object may raise anything
         raise UsageError(f"{name} must be an array of numbers or strings, got {shown(values)}") from None
     if array.dtype.kind not in "biufUS" or np.ma.isMaskedArray(values):
         raise UsageError(f"{name} must be an array of numbers or strings without masks, got {type(values).__name__} of {array.dtype}")
+    if array.dtype.kind == "f" and not bool((np.abs(array) < EXACT).all()):  # nan, or integers of any size in a list with negative ones
+        raise UsageError(f"{name} must be finite and, as real numbers, below 2^53, or different ones would be equal; give strings instead")
     return array
 
 
 def channels(name: str, value: Any, count: int) -> tuple[float, ...]:
-    """One number, or one per channel."""
+    """Check a value that is one number or one number per channel."""
     given = plain(value)
     numbers = tuple(number(name, each) for each in (given if isinstance(given, (list, tuple)) else [given]))
     if len(numbers) not in (1, count):
@@ -93,7 +97,36 @@ def channels(name: str, value: Any, count: int) -> tuple[float, ...]:
 def optimum_of(value: Any) -> Tensor | None:
     if value is None:
         return None
-    tensor = own(value, "optimum")
+    tensor = owned_tensor(value, "optimum")
     if tensor.ndim != 1 or not tensor.is_floating_point() or not len(tensor):
         raise UsageError(f"optimum must be a vector of real numbers, one per parameter, got {tensor.dtype} of shape {tuple(tensor.shape)}")
     return tensor
+
+
+def as_split(split: Any, samples: int, kind: str = "training samples", empty: bool = False) -> list[np.ndarray]:
+    """Convert a split to a list of int64 index arrays. Checks that every index exists and, unless `empty`, that every client has data."""
+    try:
+        parts = list(split)
+    except Exception:  # the iteration of a custom object may raise anything
+        raise UsageError(f"split must be a list of arrays of sample numbers, one per client, got {shown(split)}") from None
+    integer("the number of clients", len(parts))
+    return [as_rows(part, samples, f"client {client}", kind, empty) for client, part in enumerate(parts)]
+
+
+def as_rows(part: Any, samples: int, what: str, kind: str = "training samples", empty: bool = False) -> np.ndarray:
+    """Convert sample numbers to an int64 array and check them."""
+    try:
+        rows = np.asarray(part)
+    except Exception:  # the conversion of a custom object may raise anything
+        raise UsageError(f"{what} must have a list of sample numbers, got {shown(part)}") from None
+    if (rows.size and rows.dtype.kind not in "iu") or np.ma.isMaskedArray(part):
+        raise UsageError(f"{what} must hold sample numbers, got {rows.dtype} (for a mask use np.flatnonzero)")
+    if rows.ndim != 1:
+        raise UsageError(f"{what} must have a list of sample numbers, got shape {rows.shape}")
+    if rows.size == 0:
+        if empty:
+            return np.empty(0, dtype=np.int64)
+        raise UsageError(f"{what} has no data: use fewer clients or another partition")
+    if rows.min() < 0 or rows.max() >= samples:
+        raise UsageError(f"{what} has a sample number outside the {samples} {kind}; was the split made for other data?")
+    return rows.astype(np.int64)

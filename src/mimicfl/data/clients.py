@@ -1,16 +1,19 @@
-"""All clients' samples, once, on the training device; a client is a list of row numbers."""
+"""The samples of all clients, stored once on the training device; a client is a list of row indices."""
 
+import copy
 from collections.abc import Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .dataset import Data, crop_and_flip
+from .augment import crop_and_flip, transformed
+from .dataset import Data
+from .samples import Samples, clone, count, parts, rows
 
 
 class Clients:
-    """The population's training data as the engines see it."""
+    """Training data of all clients, on the device and in the dtype of the run."""
 
     def __init__(self, data: Data, split: list[np.ndarray], device: torch.device, dtype: torch.dtype) -> None:
         self.data, self.split, self.device, self.dtype = data, split, device, dtype
@@ -20,24 +23,48 @@ class Clients:
     def __len__(self) -> int:
         return len(self.split)
 
-    def batches(self, client: int, order: np.ndarray, sizes: list[int], moves: np.ndarray | None) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of one local training: `order` numbers the client's samples, cut into pieces of `sizes`."""
-        rows = torch.from_numpy(self.split[client][order]).to(self.device).split(sizes)
+    def inputs(self, index: Tensor | slice) -> Samples:
+        """The model inputs of these training samples, as a copy."""
+        x = rows(self.x, index)
+        return self.data.inputs(clone(x) if isinstance(index, slice) else x, self.dtype)
+
+    def batches(
+        self, client: int, order: np.ndarray, sizes: list[int], moves: np.ndarray | None, key: int = 0
+    ) -> Iterator[tuple[Samples, Samples]]:
+        """Yield the batches of one client for one round.
+
+        `order` lists indices into the client's samples; `sizes` are the batch sizes; `moves` are crop offsets and flips, or None; `key`
+        seeds the random numbers of the data's transform.
+        """
+        indices = torch.from_numpy(self.split[client][order]).to(self.device).split(sizes)
         shifts = [None] * len(sizes) if moves is None else torch.from_numpy(moves).to(self.device).split(sizes)
-        for batch, shift in zip(rows, shifts, strict=True):
-            x = self.x[batch]
-            if shift is not None:
+        transform = self.data.transform
+        generator = None if transform is None else torch.Generator(self.device).manual_seed(key)
+        for batch, shift in zip(indices, shifts, strict=True):
+            x = rows(self.x, batch)
+            if shift is not None and isinstance(x, Tensor):
                 x = crop_and_flip(x, shift)
-            yield self.data.inputs(x, self.dtype), self.y[batch]
+            x = self.data.inputs(x, self.dtype)
+            yield x if transform is None or generator is None else transformed(transform, x, generator), rows(self.y, batch)
 
 
 class Holdout:
-    """Samples to evaluate on, in slices small enough for any device."""
+    """Evaluation samples, in slices small enough for any device."""
 
     def __init__(self, data: Data, device: torch.device, dtype: torch.dtype, *, part: str = "test", slice_size: int = 2048) -> None:
         self.data, self.dtype, self.slice_size = data, dtype, slice_size
         self.x, self.y = data.resident(part, device, dtype)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        for x, y in zip(self.x.split(self.slice_size), self.y.split(self.slice_size), strict=True):
-            yield self.data.inputs(x.clone(), self.dtype), y.clone()  # a model or a loss may write to what it is given
+    def __len__(self) -> int:
+        return count(self.x)
+
+    def slices(self) -> "Iterator[Holdout]":
+        """The samples as several smaller ones, of a slice each."""
+        for x, y in zip(parts(self.x, self.slice_size), parts(self.y, self.slice_size), strict=True):
+            piece = copy.copy(self)
+            piece.x, piece.y = x, y
+            yield piece
+
+    def __iter__(self) -> Iterator[tuple[Samples, Samples]]:
+        for x, y in zip(parts(self.x, self.slice_size), parts(self.y, self.slice_size), strict=True):
+            yield self.data.inputs(clone(x), self.dtype), clone(y)  # a model or a loss may modify its inputs in place

@@ -1,4 +1,4 @@
-"""`load(name)`: find, fetch, verify and cache a dataset.
+"""Datasets by name: `load(name)` finds, downloads, verifies and caches a dataset.
 
 >>> import mimicfl as mf
 >>> data = mf.datasets.load("digits")
@@ -16,29 +16,31 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from ..errors import UsageError, flag, nearest, shown
+from ..errors import UsageError, flag, nearest, one_of, shown
 from ..files import WriteFailed, explained, sweep, write_tensors
 from ..registry import Registry, parse
-from . import cifar, fashion
+from . import cifar, fashion, sotu, writers
 from .dataset import Data
 from .download import cache_dir, say
 from .synthetic import synthetic
 
 DATASETS: Registry[Data] = Registry("dataset", ("dataset",))
 register = DATASETS.register
-FETCHABLE: dict[str, ModuleType] = {"fmnist": fashion, "cifar10": cifar}
+FETCHABLE: dict[str, ModuleType] = {"fmnist": fashion, "cifar10": cifar, "mnist-writers": writers, "sotu": sotu}
 ABOUT = {
-    "digits": "1,797 handwritten digits, 8x8 (inside the package)",
+    "digits": "1,797 handwritten digits, 8x8 (included in the package)",
     "fmnist": "Fashion-MNIST, 70,000 images of clothes, 28x28",
     "cifar10": "CIFAR-10, 60,000 colour photographs, 32x32",
-    "synthetic": "least squares or logistic regression with a known optimum (made on the spot)",
+    "mnist-writers": "MNIST with the writer of every image, 539 clients, 28x28",
+    "sotu": "State of the Union addresses of 43 presidents: next-character or next-word prediction",
+    "synthetic": "least squares or logistic regression with a known optimum (generated)",
 }
 
 
 def load(name: str, path: str | Path | None = None, fetch: bool = True, **options: Any) -> Data:
-    """A dataset by name; `path` says where its files are, `fetch=False` never downloads.
+    """Load a dataset by name. `path` is the folder that holds its files; with `fetch=False` nothing is downloaded.
 
-    `options` are those of the dataset; `num_clients` and `seed` reach the datasets that have them.
+    `options` are passed to the dataset; `num_clients` and `seed` only if it has such options.
     """
     if path is not None and not isinstance(path, (str, Path)):
         raise UsageError(f"path must be the folder that holds the files, got {shown(path)}")
@@ -46,12 +48,12 @@ def load(name: str, path: str | Path | None = None, fetch: bool = True, **option
         _check_options(name, options)
     data = DATASETS.make(name, path=Path(path) if path else None, fetch=flag("fetch", fetch), **options)
     if not isinstance(data, Data):
-        raise UsageError(f"dataset {name!r} must be made as a mimicfl.Data, got {type(data).__name__}")
+        raise UsageError(f"dataset {name!r} must return a mimicfl.Data, got {type(data).__name__}")
     return data
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
-    """Refuse unknown options; `num_clients` and `seed` are dropped where a dataset does not take them."""
+    """Refuse unknown options. `num_clients` and `seed` are always allowed, and ignored by datasets without these options."""
     taken = inspect.signature(DATASETS.find(parse(name)[0])).parameters
     spread = any(p.kind is p.VAR_KEYWORD for p in taken.values())
     if not spread and (unknown := options.keys() - taken.keys() - {"num_clients", "seed"}):
@@ -63,7 +65,7 @@ def cached(name: str) -> Path:
 
 
 def obtain(name: str, path: Path | None = None, fetch: bool = True) -> dict[str, np.ndarray]:
-    """Verified arrays of a fetchable dataset: from the cache, from files on this machine, or from elsewhere."""
+    """Return the verified arrays of a downloadable dataset: from the cache, from local files, or from the network."""
     source = FETCHABLE[name]
     if path is not None and not path.exists():
         raise UsageError(f"{path} does not exist: give the folder that holds the files of {name}")
@@ -71,17 +73,17 @@ def obtain(name: str, path: Path | None = None, fetch: bool = True) -> dict[str,
         return _from_cache(name)
     for place in source.places(path):
         if (arrays := source.read(place)) is not None:
-            return _keep(name, arrays)
-    trouble = [f"no files of {name} in {path}"] if path else []
+            return _write_cache(name, arrays)
+    failures = [f"no files of {name} in {path}"] if path else []
     for label, fetcher in source.FETCHERS.items() if fetch and path is None else ():
         try:
             say(f"{name}: fetching from {label} ...")
-            return _keep(name, fetcher())
-        except Exception as error:  # whatever is wrong with one source (network, archive, hash), the next may be good
-            trouble.append(f"{label}: {error}")
+            return _write_cache(name, fetcher())
+        except Exception as error:  # whatever fails for one source (network, archive, hash), the next one may work
+            failures.append(f"{label}: {error}")
     commands = "\n  ".join(source.COMMANDS)
-    reasons = "".join(f"\n  ({reason})" for reason in trouble)
-    raise UsageError(f"dataset {name!r} is not on this machine. One of these gets it:\n  {commands}{reasons}")
+    reasons = "".join(f"\n  ({reason})" for reason in failures)
+    raise UsageError(f"dataset {name!r} is not on this machine. Use one of these commands to get it:\n  {commands}{reasons}")
 
 
 def _from_cache(name: str) -> dict[str, np.ndarray]:
@@ -96,8 +98,8 @@ def _from_cache(name: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Write to the cache if it can be written; a read-only home must not stop a run."""
+def _write_cache(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Write the arrays to the cache and return them. A read-only home folder does not stop a run."""
     file = cached(name)
     try:
         with explained(file):
@@ -110,7 +112,7 @@ def _keep(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _fetchable(name: str, path: Path | None, fetch: bool, standardise: bool) -> Data:
-    """Inputs are standardised per channel, or left between 0 and 1."""
+    """Load a downloadable dataset. Inputs are standardised per channel, or scaled to [0, 1] if `standardise` is False."""
     flag("standardise", standardise)
     facts: dict[str, Any] = {**obtain(name, path, fetch), **FETCHABLE[name].FACTS}
     return Data(**facts | ({} if standardise else {"mean": (0.0,), "std": (1.0,)}), name=name)
@@ -126,9 +128,33 @@ def _cifar10(path: Path | None = None, fetch: bool = True, standardise: bool = T
     return _fetchable("cifar10", path, fetch, standardise)
 
 
+@register("mnist-writers")
+def _mnist_writers(path: Path | None = None, fetch: bool = True, test: str = "official") -> Data:
+    """MNIST, a client per writer; `test="own"` holds out the last tenth of every writer as its own test samples."""
+    one_of("test", test, ("official", "own"))
+    found: dict[str, Any] = writers.samples(obtain("mnist-writers", path, fetch), test) | writers.FACTS
+    return Data(**found, name="mnist-writers")
+
+
+@register("sotu")
+def _sotu(
+    path: Path | None = None,
+    fetch: bool = True,
+    level: str = "character",
+    client: str = "president",
+    length: int = 0,
+    vocabulary: int = 0,
+) -> Data:
+    """State of the Union addresses; a client is a president or an address, and each has its own test samples."""
+    usual = {"character": (64, 100), "word": (20, 10_000)}.get(level, (1, 2))
+    found = sotu.samples(sotu.addresses(obtain("sotu", path, fetch)), level, client, length or usual[0], vocabulary or usual[1])
+    found.pop("vocabulary")
+    return Data(**found, name="sotu", task="token-prediction")
+
+
 @register("digits")
 def _digits() -> Data:
-    """The embedded digits; every fifth sample of each class is for testing."""
+    """Load the digits included in the package; every fifth sample of each class is a test sample."""
     with np.load(Path(__file__).parent / "files" / "digits.npz", allow_pickle=False) as file:
         images, labels = file["images"][:, None], file["labels"]
     order = np.concatenate([np.flatnonzero(labels == c)[4::5] for c in range(10)])

@@ -1,4 +1,4 @@
-"""Getting files from elsewhere: a progress bar, bounded waits, and nothing half-written left behind."""
+"""Downloads with a progress bar and timeouts. A failed download leaves no partial file."""
 
 import io
 import lzma
@@ -10,16 +10,14 @@ import tarfile
 import urllib.request
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-
 from ..errors import UsageError
 
-TIMEOUT = 30  # seconds without a byte before an address is given up
+TIMEOUT = 30  # seconds without data before a download fails
 CHUNK = 1 << 16
 
 
 def cache_dir() -> Path:
-    """Where verified datasets and compiled code are kept: $MIMICFL_CACHE, else the user's cache folder."""
+    """Return the folder for verified datasets and compiled code: $MIMICFL_CACHE, else mimicfl in the user's cache folder."""
     try:
         if named := os.environ.get("MIMICFL_CACHE"):
             return Path(named).expanduser()
@@ -33,7 +31,9 @@ def say(text: str) -> None:
 
 
 def http(address: str, target: Path) -> Path:
-    """Download one file to `target`; it appears there whole or not at all."""
+    """Download one file to `target`. The file appears there only when it is complete."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
     partial = target.with_name(target.name + ".part")
     columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     try:
@@ -52,20 +52,20 @@ def http(address: str, target: Path) -> Path:
 
 
 def by_command(command: list[str], folder: Path, pattern: str) -> Path:
-    """Run a package manager's download in `folder` and return the one file it left there."""
+    """Run a download command of a package manager in `folder` and return the downloaded file."""
     if shutil.which(command[0]) is None:
         raise OSError(f"{command[0]} is not installed")
     say(f"running: {' '.join(command)}")
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     found = sorted(folder.glob(pattern))
     if done.returncode or not found:
-        last = (done.stderr.strip().splitlines() or ["it left no file"])[-1]
+        last = (done.stderr.strip().splitlines() or ["no file was downloaded"])[-1]
         raise OSError(f"{' '.join(command)} failed: {last}")
     return found[0]
 
 
 def unpack_deb(package: Path) -> dict[str, bytes]:
-    """The files inside a Debian package by base name; an ar archive around a tar.xz, read with the standard library."""
+    """Return the files of a Debian package (a tar.xz inside an ar archive) by base name, using only the standard library."""
     content = package.read_bytes()
     position = 8  # after the magic "!<arch>\n"
     while position + 60 <= len(content):
@@ -77,4 +77,4 @@ def unpack_deb(package: Path) -> dict[str, bytes]:
             with tarfile.open(fileobj=io.BytesIO(lzma.decompress(raw) if name.endswith(".xz") else raw)) as tar:
                 return {Path(m.name).name: tar.extractfile(m).read() for m in tar.getmembers() if m.isfile()}  # type: ignore[union-attr]
         position = start + size + size % 2
-    raise OSError(f"{package} holds no data archive")
+    raise OSError(f"{package} contains no data archive")

@@ -12,7 +12,7 @@ import numpy as np
 from ..errors import UsageError
 from .download import by_command, http, unpack_deb
 
-# MD5 of the decompressed files: packers differ in the gzip header, never in the content.
+# MD5 of the decompressed files, since gzip headers differ between distributions.
 FILES = {
     "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
     "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
@@ -33,7 +33,7 @@ COMMANDS = [
 
 
 def places(path: Path | None) -> Iterator[Path]:
-    """Folders that may hold the four files already."""
+    """Yield the folders that may already hold the four files."""
     roots = [path] if path else [Path("data"), Path.home() / "data"]
     for root in roots:
         yield from (root, root / "FashionMNIST" / "raw", root / "raw")
@@ -42,7 +42,7 @@ def places(path: Path | None) -> Iterator[Path]:
 
 
 def read(folder: Path) -> dict[str, np.ndarray] | None:
-    """The four files of a folder as arrays, or None where one is missing."""
+    """Read the four files of a folder as arrays; return None if one is missing."""
     found = [next((p for p in (folder / name, folder / f"{name}.gz") if p.is_file()), None) for name in FILES]
     if any(p is None for p in found):
         return None
@@ -67,7 +67,7 @@ def decode(raw: dict[str, bytes], where: str) -> dict[str, np.ndarray]:
 
 
 def verify(arrays: dict[str, np.ndarray], where: str) -> None:
-    """Check cached arrays against the official hashes by writing the idx headers back in front of them."""
+    """Check cached arrays against the official hashes, which include the idx headers."""
     for key, (name, expected) in zip(ARRAYS, FILES.items(), strict=True):
         a = arrays[key]
         header = struct.pack(">IIII", 2051, len(a), 28, 28) if a.ndim == 4 else struct.pack(">II", 2049, len(a))
@@ -83,15 +83,15 @@ def from_debian() -> dict[str, np.ndarray]:
 
 
 def from_web() -> dict[str, np.ndarray]:
-    trouble: list[str] = []
+    failures: list[str] = []
     for address in ADDRESSES:
         with tempfile.TemporaryDirectory() as folder:
             try:
                 raw = {name: gzip.decompress(http(f"{address}{name}.gz", Path(folder) / name).read_bytes()) for name in FILES}
                 return decode(raw, address)
             except (OSError, EOFError) as error:
-                trouble.append(str(error))
-    raise OSError("; ".join(trouble))
+                failures.append(str(error))
+    raise OSError("; ".join(failures))
 
 
 FETCHERS = {"the Debian package": from_debian, "the public address": from_web}

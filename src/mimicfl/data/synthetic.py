@@ -1,9 +1,9 @@
-"""Problems with a known answer: heterogeneous least squares and logistic regression."""
+"""Synthetic problems with a known optimum: heterogeneous least squares and logistic regression."""
 
 import numpy as np
 import torch
 
-from ..errors import number, one_of, whole
+from ..errors import integer, number, one_of
 from ..seeds import stream
 from .dataset import Data
 
@@ -17,13 +17,13 @@ def synthetic(
     noise: float = 0.1,
     seed: int = 0,
 ) -> Data:
-    """Client i draws its own truth w_i = w + heterogeneity * z_i, so the clients disagree about the minimum.
+    """Generate data in which client i has the true parameters w_i = w + heterogeneity * z_i, so local minima differ.
 
-    `optimum` is the minimiser of f = mean of all clients' losses: from the normal equations for `quadratic`
-    (f_i = half mean squared error), by Newton's method for `logistic`.
+    `optimum` is the minimiser of f, the mean of all clients' losses: from the normal equations for `quadratic`
+    (f_i = half the mean squared error), by Newton's method for `logistic`.
     """
     one_of("synthetic kind", kind, ["quadratic", "logistic"])
-    whole("num_clients", num_clients), whole("dim", dim), whole("samples", samples), whole("seed", seed, low=0)
+    integer("num_clients", num_clients), integer("dim", dim), integer("samples", samples), integer("seed", seed, low=0)
     number("heterogeneity", heterogeneity, low=0), number("noise", noise, low=0)
     center = stream(seed, "synthetic").normal(size=dim)
     parts = {"train": samples, "test": max(1, samples // 4)}
@@ -32,7 +32,7 @@ def synthetic(
     for client in range(num_clients):
         rng = stream(seed, "synthetic", client)
         truth = center + heterogeneity * rng.normal(size=dim)
-        spread = 0.5 + rng.random(dim)  # clients also differ in how their features vary
+        spread = 0.5 + rng.random(dim)  # clients also differ in the scale of their features
         for part, count in parts.items():
             a = rng.normal(size=(count, dim)) * spread
             score = a @ truth + noise * rng.normal(size=count)
@@ -58,7 +58,7 @@ def _sigmoid(z: np.ndarray) -> np.ndarray:
 
 
 def _newton(a: np.ndarray, b: np.ndarray, steps: int = 100) -> np.ndarray:
-    """The minimiser of the mean logistic loss; each step is halved until the loss does not grow."""
+    """Minimise the mean logistic loss; each step is halved until the loss does not increase."""
 
     def loss(w: np.ndarray) -> float:
         z = a @ w

@@ -1,13 +1,14 @@
-"""mimicfl on Flower: strategies, a ready app, and a round loop made for clients that come and go.
+"""mimicfl on Flower: strategies, ready-made apps, and a round loop for clients that drop out.
 
-Flower is an extra: `pip install mimicfl[flower]`. Nothing else in mimicfl imports this room. Names are imported when they are
-used: a ClientApp is a new process for every message, and must not load what only a server needs.
+Flower is an optional dependency: `pip install mimicfl[flower]`. No other part of mimicfl imports this package. Names are imported on
+first use: every message starts a new ClientApp process, which must not load what only the server needs.
 """
 
 import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from ..algorithms import ALGORITHMS
 from ..errors import UsageError
 
 
@@ -21,47 +22,51 @@ if importlib.util.find_spec("flwr") is None:
 if TYPE_CHECKING:
     from .app import server_app
     from .client import client_app, hello, identify
-    from .inline import Federation, simulate
-    from .ledger import ClientForm
-    from .secure import SecureForm
-    from .server import ServerForm
-    from .strategy import MIFA, SCAFFOLD, FedAU, FedAvg, FedAvgM, Federated, FedProx, FedVARP, MimiC
+    from .client_form import ClientForm
+    from .in_process import Federation, simulate
+    from .models import load_arrays, trained_arrays
+    from .progress import NothingLearned
+    from .secure_form import SecureForm
+    from .server_form import ServerForm
+    from .strategy import Federated
 
-_ROOMS = {
+_MODULES = {
     "app": ["server_app"],
     "client": ["client_app", "hello", "identify"],
-    "inline": ["Federation", "simulate"],
-    "ledger": ["ClientForm"],
-    "secure": ["SecureForm"],
-    "server": ["ServerForm"],
-    "strategy": ["MIFA", "SCAFFOLD", "FedAU", "FedAvg", "FedAvgM", "FedProx", "FedVARP", "Federated", "MimiC"],
+    "in_process": ["Federation", "simulate"],
+    "client_form": ["ClientForm"],
+    "models": ["load_arrays", "trained_arrays"],
+    "progress": ["NothingLearned"],
+    "secure_form": ["SecureForm"],
+    "server_form": ["ServerForm"],
+    "strategy": ["Federated"],
 }
-_WHERE = {name: room for room, names in _ROOMS.items() for name in names}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "MIFA",
-    "SCAFFOLD",
     "ClientForm",
-    "FedAU",
-    "FedAvg",
-    "FedAvgM",
-    "FedProx",
-    "FedVARP",
     "Federated",
     "Federation",
-    "MimiC",
     "MissingFlower",
+    "NothingLearned",
     "SecureForm",
     "ServerForm",
     "client_app",
     "hello",
     "identify",
+    "load_arrays",
     "server_app",
     "simulate",
+    "trained_arrays",
+    *[kind.__name__ for kind in ALGORITHMS.factories.values()],
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    """The public names, and one strategy per registered algorithm: `mimicfl.flower.MimiC`, ..."""
+    if name in _WHERE:
+        return getattr(importlib.import_module(f".{_WHERE[name]}", __name__), name)
+    for kind in ALGORITHMS.factories.values():
+        if getattr(kind, "__name__", "") == name and isinstance(kind, type):
+            return importlib.import_module(".strategy", __name__).strategy_for(kind)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,39 +1,57 @@
-"""`server_app`: a ServerApp from a model, whose settings are those of the strategy, in Python or in Flower's run config."""
+"""`server_app`: a ServerApp from a model; the strategy's options come from Python or from Flower's run config."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
 from .. import algorithms
+from ..callbacks import tracker
+from ..clients.losses import criterion_of
+from ..clients.params import Workspace
 from ..data.clients import Holdout
 from ..errors import UsageError, nearest, one_of
-from ..local.losses import as_loss
 from ..metrics.evaluate import evaluate
-from ..params import flatten
-from .client import as_data, fill, model_arrays
-from .ledger import ClientForm
-from .secure import SecureForm
+from .client import CPU, as_data, model_arrays, score_metrics
+from .client_form import ClientForm
+from .models import frozen_digest, load_arrays
+from .secure_form import SecureForm
 from .strategy import Federated
-from .wire import metrics
+from .wire import metric_record
 
 ROUNDS, TIMEOUT = 10, 600.0
-# What a run config may say, with - for _ (`flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`); "" stands for: not given.
-SETTINGS = (
-    *("num_rounds", "timeout", "algorithm", "lr", "global_lr", "update", "weighting", "num_clients", "wait_for", "enough", "late"),
-    *("max_norm", "folder", "availability", "class_counts", "client_ids", "form", "threshold", "clip", "seed", "patience", "poll"),
-    *("fraction_train", "fraction_evaluate", "min_train_nodes", "min_evaluate_nodes", "min_available_nodes"),
-)
 
 
-def server_app(model: Callable[[], nn.Module], test: Callable[[], Any] | None = None, *, loss: Any = None, **settings: Any) -> ServerApp:
+def _options() -> list[str]:
+    """All options of a strategy, except those that a run config cannot express."""
+    ours = [name for name in inspect.signature(Federated).parameters if name not in ("buffers", "sizes", "flower")]
+    flowers = [name for name, p in inspect.signature(FlowerFedAvg).parameters.items() if isinstance(p.default, (int, float))]
+    return ["num_rounds", "timeout", "track", *ours, "threshold", "clip", *flowers]
+
+
+# The keys of the run config, with - for _: `flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`. "" means: use the default.
+SETTINGS = tuple(_options())
+
+
+def server_app(
+    model: Callable[[], nn.Module],
+    test: Callable[[], Any] | None = None,
+    *,
+    loss: Any = None,
+    task: Any = None,
+    metrics: Any = None,
+    **settings: Any,
+) -> ServerApp:
     """A ServerApp that trains `model()`.
 
-    test       gives samples to evaluate on after every round, as the clients' data function does; None: no central evaluation
-    settings   of `Federated`, and num_rounds, timeout, form="server" | "client" | "secure"; the run config wins over them
+    test       returns the samples to evaluate on after every round, in the format of the clients' data function; None: no evaluation
+    loss, task, metrics   what the model learns, as in `mimicfl.simulate`: how to evaluate it
+    settings   options of `Federated`, num_rounds, timeout, track (trackers, as in "tensorboard:DIR csv:DIR"),
+               form="server" | "client" | "secure", and for secure rounds threshold and clip; the run config takes precedence
     """
     check_names(settings, "server_app")
     app = ServerApp()
@@ -43,45 +61,56 @@ def server_app(model: Callable[[], nn.Module], test: Callable[[], Any] | None = 
         given = {key.replace("-", "_"): value for key, value in context.run_config.items() if value != ""}
         options = settings | {key: value for key, value in given.items() if key in SETTINGS}
         rounds, timeout = int(options.pop("num_rounds", ROUNDS)), float(options.pop("timeout", TIMEOUT))
-        arrays, beside = model_arrays(model())
-        strategy = make_strategy(beside, options)
-        strategy.start(grid, arrays, rounds, timeout, evaluate_fn=None if test is None else scorer(model, test, loss))
+        arrays, untrained = model_arrays(module := model())
+        strategy = make_strategy(untrained, options)
+        strategy.model = model
+        frozen = frozen_digest(module)
+        config = ConfigRecord({"frozen": frozen} if frozen else {})
+        strategy.start(
+            grid, arrays, rounds, timeout, config, evaluate_fn=None if test is None else evaluator(model, test, loss, task, metrics)
+        )
 
     return app
 
 
 def check_names(settings: dict[str, Any], where: str) -> None:
+    """Raise `UsageError` if a setting is unknown."""
     for name in settings:
         if name not in SETTINGS:
             raise UsageError(f"{where} has no setting {name!r}; {nearest(name, SETTINGS)}")
 
 
-def make_strategy(beside: list[str], options: dict[str, Any]) -> Federated:
-    """The strategy that these settings stand for; `beside` names the arrays that are not trained."""
+def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
+    """The strategy for these settings; `untrained` names the arrays that are averaged without correction."""
     options = {"fraction_evaluate": 0.0} | options
+    tracked = [tracker.make(spec) for spec in str(options.pop("track", "")).split()]
+    if tracked:
+        options["callbacks"] = [*options.get("callbacks", ()), *tracked]
     form = one_of("form", options.pop("form", "server"), ["server", "client", "secure"])
     secure = {key: options.pop(key) for key in ("threshold", "clip") if key in options}
     algorithm = algorithms.make(options.pop("algorithm", "mimic"))
     if form == "server":
-        return Federated(algorithm, buffers=beside, **options)
+        return Federated(algorithm, buffers=untrained, **options)
     common = {key: options[key] for key in ("update", "num_clients") if key in options}
     if form == "client":
-        held: ClientForm = ClientForm(**common, weighting=options.get("weighting", "uniform"))
+        state: ClientForm = ClientForm(**common, weighting=options.get("weighting", "uniform"))
     elif options.get("weighting", "uniform") != "uniform":
-        raise UsageError("secure aggregation weighs all clients equally: leave weighting at uniform")
+        raise UsageError("secure aggregation weights all clients equally; use weighting='uniform'")
     else:
-        held = SecureForm(**common, **secure)
-    return Federated(algorithm, buffers=beside, form=held, **options)
+        state = SecureForm(**common, **secure)
+    return Federated(algorithm, buffers=untrained, form=state, **options)
 
 
-def scorer(model: Callable[[], nn.Module], test: Callable[[], Any], loss: Any) -> Callable[[int, ArrayRecord], MetricRecord]:
-    """Loss and accuracy of the global model on held-out samples."""
+def evaluator(
+    model: Callable[[], nn.Module], test: Callable[[], Any], loss: Any = None, task: Any = None, metrics: Any = None
+) -> Callable[[int, ArrayRecord], MetricRecord]:
+    """An `evaluate_fn` that computes the loss and the metrics of the global model on the test samples."""
     samples = as_data(test())
-    measure = as_loss(loss or samples.loss)
+    measure = criterion_of(samples, loss or None, task, metrics)
 
     def evaluate_fn(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        module = fill(model(), arrays)
-        found = evaluate(module, Holdout(samples, torch.device("cpu"), flatten(module).dtype), measure, samples.num_classes)
-        return metrics({"loss": found.loss} | ({} if found.accuracy is None else {"accuracy": found.accuracy}))
+        frame = Workspace(load_arrays(model(), arrays), CPU)
+        found = evaluate(frame.module, Holdout(samples, CPU, frame.input_dtype), measure, samples.num_classes)
+        return metric_record(score_metrics(found))
 
     return evaluate_fn

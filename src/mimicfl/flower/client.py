@@ -1,4 +1,4 @@
-"""The client's side: a ClientApp from a model and data, trained by the same code as in the simulator."""
+"""`client_app`: a ClientApp from a model and data; it trains with the code of the simulator."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,25 +11,29 @@ from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor, nn
 
+from ..clients.local_sgd import LocalSGD
+from ..clients.local_update import check_send
+from ..clients.losses import criterion_of
+from ..clients.lr import schedule
+from ..clients.params import Workspace, travelling
+from ..clients.train import train_client
 from ..data.clients import Clients, Holdout
 from ..data.dataset import Data
 from ..errors import UsageError
-from ..local.losses import as_loss
-from ..local.lr import schedule
-from ..local.train import train_client
-from ..local.update import LocalSGD
+from ..metrics.evaluate import Score
 from ..metrics.evaluate import evaluate as score
-from ..params import Workspace, flatten
-from .held import Held
-from .masked import CONFIGS, guarded
-from .wire import METRICS, OURS, UPDATE, metrics, tensor, words
-from .wire import config as told
+from .client_state import ClientState
+from .compression import Compression
+from .models import frozen_digest, load_arrays, trained_arrays
+from .residual import Residual
+from .secagg_client import CONFIGS, secagg_mod
+from .wire import METRICS, MIMICFL, SENT, UPDATE, as_array, config_record, metric_record, read_config, tensor
 
 CPU = torch.device("cpu")
 
 
 def client_id(context: Context) -> str:
-    """The id under which the server keeps what belongs to this client: of the node config, else the node id."""
+    """The id of this client: `client-id` or `partition-id` of the node config, else the node id."""
     for key in ("client-id", "partition-id"):
         if key in context.node_config:
             return str(context.node_config[key])
@@ -37,12 +41,12 @@ def client_id(context: Context) -> str:
 
 
 def hello(message: Message, context: Context) -> Message:
-    """Answer the server's question who this is."""
-    return Message(RecordDict({OURS: told({"client-id": client_id(context)})}), reply_to=message)
+    """Reply to the server's id query with this client's id."""
+    return Message(RecordDict({MIMICFL: config_record({"client-id": client_id(context)})}), reply_to=message)
 
 
 def identify(app: ClientApp) -> ClientApp:
-    """Let an app of your own answer that question: `app = identify(ClientApp())`."""
+    """Make your own ClientApp reply to the server's id query: `app = identify(ClientApp())`."""
     app.query()(hello)
     return app
 
@@ -53,112 +57,136 @@ def client_app(
     *,
     local: LocalSGD | None = None,
     loss: Any = None,
+    task: Any = None,
+    metrics: Any = None,
     state: str | Path | None = None,
     secure_only: bool = False,
     device: str = "cpu",
 ) -> ClientApp:
     """A ClientApp that trains `model()` on `data(context)`.
 
-    data     gives this client's samples: a `Data`, or (x, y), or (x_train, y_train, x_test, y_test)
-    local    what a client does in a round; its rate is used where the server sends none
-    state    folder for what the client keeps itself (client form of MimiC); `state-dir` in the node config wins
-    secure_only   train in rounds of secure aggregation only: a server that asks for a plain update gets none
+    data          returns this client's samples: a `Data`, or (x, y), or (x_train, y_train, x_test, y_test)
+    local         local training; its learning rate is used if the server sends none
+    loss, task, metrics   what the model learns, as in `mimicfl.simulate`; the task's metrics are reported by evaluations
+    state         folder for the client state (client and secure forms of MimiC); `state-dir` in the node config takes precedence
+    secure_only   take part in secure aggregation only: requests for a plain update are refused
     """
     work = local or LocalSGD()
     if work.lists:
-        raise UsageError(f"{next(iter(work.lists))} must be one number here: every client of a network has a LocalSGD of its own")
+        raise UsageError(f"{next(iter(work.lists))} must be one number: every client of a network has its own LocalSGD")
     app = ClientApp()
     app.query()(hello)
     where = torch.device(device)
 
-    @app.train(mods=[guarded])  # type: ignore[untyped-decorator, unused-ignore]
+    @app.train(mods=[secagg_mod])  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
-        config, letter = words(message.content, "config"), message.content
-        if secure_only and CONFIGS not in letter:
-            raise UsageError("this client takes part in secure rounds only, and the server asks for a plain update")
+        config, content = read_config(message.content, "config"), message.content
+        if secure_only and CONFIGS not in content:
+            raise UsageError("this client takes part in secure rounds only, but the server requests a plain update; use form='secure'")
         samples = as_data(data(context))
-        module = fill(model(), message.content.array_records["arrays"]).to(where)
+        module = load_arrays(model(), message.content.array_records["arrays"]).to(where)
+        if config.get("frozen", "") != (frozen_digest(module) if "frozen" in config else ""):
+            raise UsageError("the frozen parameters differ from the server's; load the same pretrained weights in the model function")
         frame = Workspace(module, where)
         frame.module.train()
         t, client = int(config["server-round"]) - 1, client_id(context)
         lr = float(config["lr"]) if "lr" in config else schedule(work.lr)(t, 1)
-        clients = Clients(samples, [np.arange(len(samples.x_train))], where, frame.w.dtype)
+        clients = Clients(samples, [np.arange(samples.num_train)], where, frame.input_dtype)
         shift: Tensor | float = 0.0
-        if "shift" in letter:
-            shift = tensor(letter, "shift", "shift").to(where)
-        held = Held.open(state_folder(context, state), words(letter, OURS), client, frame.w) if OURS in letter else None
-        if held is not None and not held.settle(letter):
-            return Message(RecordDict({OURS: told({"lost": 1})}), reply_to=message)
+        if "shift" in content:
+            shift = tensor(content, "shift", "shift").to(where)
+        stored = None
+        if MIMICFL in content:
+            stored = ClientState.open(state_folder(context, state), read_config(content, MIMICFL), client, frame.w)
+        if stored is not None and not stored.reconcile(content):
+            return Message(RecordDict({MIMICFL: config_record({"lost": 1})}), reply_to=message)
         shift, mu = work.decayed(frame.w.clone(), shift, float(config.get("proximal-mu", 0.0)))
         seed = int(config.get("seed", 0))
-        g, total, K = train_client(frame, clients, 0, work, as_loss(loss or samples.loss), seed, (t, client_number(client)), lr, shift, mu)
+        names, key = tuple(config.get("send", ())), (t, client_number(client))
+        if work.loop is None:
+            check_send(names)
+        found = train_client(frame, clients, 0, work, criterion_of(samples, loss or None, task, metrics), seed, key, lr, shift, mu, names)
+        g, total, K = found.g, found.total, found.steps
         worth = float(work.worth(torch.tensor(K))) if work.momentum else K
-        sent = g if held is None else held.corrected(g, worth)
-        figures = {"num-examples": len(samples.x_train), "steps": worth, "train-loss": float(total) / K}
-        said = {"client-id": client} | ({} if held is None else held.says())
-        answer = RecordDict({UPDATE: update_record(sent, frame), METRICS: metrics(figures), OURS: told(said)})
-        return Message(answer, reply_to=message)
+        sent = g if stored is None else stored.corrected(g, worth)
+        reported = {"num-examples": samples.num_train, "steps": worth, "train-loss": float(total) / K}
+        control = {"client-id": client} | ({} if stored is None else stored.status())
+        records: dict[str, Any] = {METRICS: metric_record(reported), MIMICFL: config_record(control)}
+        if names:
+            records[SENT] = ArrayRecord({name: as_array(vector) for name, vector in found.sent.items()})
+        if stored is None and config.get("reply") == "weights":  # asked for in Flower's own loop, whose wrappers compare weights
+            return Message(RecordDict(records | {"arrays": model_arrays(frame.module)[0]}), reply_to=message)
+        if "compress" in config:
+            update = compressed_record(sent, frame, Residual(context, own_folder(context, state), config, client), str(config["compress"]))
+        else:
+            update = update_record(sent if config.get("send-update", True) else None, frame)
+        return Message(RecordDict(records | ({UPDATE: update} if update else {})), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         samples = as_data(data(context))
-        module = fill(model(), message.content.array_records["arrays"]).to(where)
-        dtype = flatten(module).dtype
-        found = score(module, Holdout(samples, where, dtype), as_loss(loss or samples.loss), samples.num_classes)
-        accuracy = {} if found.accuracy is None else {"accuracy": found.accuracy}
-        figures = {"num-examples": len(samples.x_test), "loss": found.loss} | accuracy
-        return Message(RecordDict({METRICS: metrics(figures)}), reply_to=message)
+        module = load_arrays(model(), message.content.array_records["arrays"]).to(where)
+        frame = Workspace(module, where)
+        measure = criterion_of(samples, loss or None, task, metrics)
+        found = score(frame.module, Holdout(samples, where, frame.input_dtype), measure, samples.num_classes)
+        return Message(RecordDict({METRICS: metric_record({"num-examples": samples.num_test} | score_metrics(found))}), reply_to=message)
 
     return app
 
 
 def model_arrays(module: nn.Module) -> tuple[ArrayRecord, list[str]]:
-    """A module as a record, each tensor once, and the names of what is not trained: frozen parameters and buffers."""
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-    frozen = [name for name, p in parameters.items() if not p.requires_grad]
-    return ArrayRecord({name: Array(value.detach().cpu().numpy()) for name, value in {**parameters, **buffers}.items()}), [
-        *frozen,
-        *buffers,
-    ]
+    """The arrays that travel, and the names of those among them that are not trained: the buffers."""
+    return trained_arrays(module), list(travelling(module)[1])
 
 
-def fill(module: nn.Module, arrays: ArrayRecord) -> nn.Module:
-    """Load a record into a module, by name."""
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
-    if wrong := held.keys() ^ arrays.keys():
-        raise UsageError(f"the server's model is not this client's: {min(wrong)!r} is on one side only")
-    with torch.no_grad():
-        for name, tensor in held.items():
-            value = torch.from_numpy(np.array(arrays[name].numpy()))
-            if value.shape != tensor.shape:
-                raise UsageError(f"the server's model is not this client's: {name!r} has shape {tuple(value.shape)} there")
-            tensor.copy_(value)
-    return module
+def update_record(g: Tensor | None, frame: Workspace) -> ArrayRecord:
+    """The update, unless the algorithm does not use it, and the buffers."""
+    update = {} if g is None else {"g": as_array(g)}
+    return ArrayRecord(update | {name: as_array(value) for name, value in travelling(frame.module)[1].items()})
 
 
-def update_record(g: Tensor, frame: Workspace) -> ArrayRecord:
-    """The update, and with it every array that is carried beside it."""
-    _, beside = model_arrays(frame.module)
-    named = dict(frame.module.named_parameters()) | dict(frame.module.named_buffers())
-    arrays = {"g": Array(g.detach().cpu().numpy())}
-    return ArrayRecord(arrays | {name: Array(named[name].detach().cpu().numpy()) for name in beside})
+def compressed_record(g: Tensor, frame: Workspace, residual: Residual, spec: str) -> ArrayRecord:
+    """The compressed update, and the buffers. Keeps what the compression leaves out."""
+    compression = Compression.parse(spec)
+    assert compression is not None
+    arrays, left_out = compression.apply(residual.add(g.detach().cpu().numpy()))
+    residual.keep(left_out)
+    return ArrayRecord({name: Array(value) for name, value in arrays.items()} | dict(update_record(None, frame)))
+
+
+def score_metrics(found: Score) -> dict[str, float]:
+    """An evaluation as metrics of Flower: loss, accuracy, and what the task measures, without the prefix `test_` of the columns."""
+    columns = {"loss": found.loss, "accuracy": found.accuracy} | {key.removeprefix("test_"): v for key, v in found.metrics.items()}
+    return {key: float(value) for key, value in columns.items() if value is not None}
 
 
 def as_data(given: Any) -> Data:
+    """What a data function returned, as `Data`; without test samples, the training samples are used for both."""
     if isinstance(given, Data):
         return given
     if isinstance(given, tuple) and len(given) in (2, 4):
         return Data(*given) if len(given) == 4 else Data(*given, *given)
-    raise UsageError(f"the data function must give a Data, (x, y) or (x_train, y_train, x_test, y_test), got {type(given).__name__}")
+    raise UsageError(f"the data function must return a Data, (x, y) or (x_train, y_train, x_test, y_test), got {type(given).__name__}")
 
 
 def client_number(client: str) -> int:
-    """The number that keys this client's chance: its own id where that is a number, as in the simulator."""
-    return int(client) if client.isdigit() else int.from_bytes(hashlib.blake2b(client.encode(), digest_size=4).digest(), "big")
+    """The number that seeds this client's batches: its id if that is a number, as in the simulator, else a hash of it."""
+    return (
+        int(client)
+        if client.isascii() and client.isdigit()
+        else int.from_bytes(hashlib.blake2b(client.encode(), digest_size=4).digest(), "big")
+    )
+
+
+def own_folder(context: Context, given: str | Path | None) -> Path | None:
+    """The folder for the client state: `state-dir` of the node config, else the one given to `client_app`; None if there is none."""
+    folder = context.node_config.get("state-dir", given)
+    return Path(str(folder)) if folder else None
 
 
 def state_folder(context: Context, given: str | Path | None) -> Path:
-    chosen = context.node_config.get("state-dir", given)
-    if not chosen:
-        raise UsageError("this client must keep a correction: give its SuperNode a folder, --node-config 'state-dir=\"/var/lib/mimicfl\"'")
-    return Path(str(chosen))
+    """The folder for the client state, which the form needs."""
+    folder = own_folder(context, given)
+    if folder is None:
+        raise UsageError("this form stores a correction at the client: start the SuperNode with --node-config 'state-dir=\"/some/folder\"'")
+    return folder

@@ -12,7 +12,7 @@ from ..errors import UsageError
 
 
 class Clock:
-    """The machine's clock; a wait polls for answers every `poll` seconds."""
+    """The machine's clock; `wait` returns every `poll` seconds, so that the caller can poll for replies."""
 
     def __init__(self, poll: float) -> None:
         self.poll = poll
@@ -21,7 +21,7 @@ class Clock:
         return time.monotonic()
 
     def wait(self, until: float = math.inf) -> bool:
-        """Wait until there may be new answers, at most until `until`; False if that time has already passed."""
+        """Wait until there may be new replies, at most until `until`; returns False if that time has already passed."""
         left = until - self.now()
         if left > 0:
             time.sleep(min(self.poll, left))
@@ -31,8 +31,8 @@ class Clock:
 class SimulatedClock(Clock):
     """Simulated time: it passes only while the server waits, and jumps to the next event or to the deadline.
 
-    Training takes no simulated time, so a client misses a deadline only if its answer is delayed or never sent, however busy the
-    machine is. Waiting for a deadline takes no real time.
+    Training takes no simulated time, so a client misses a deadline only if its reply is delayed or never sent, even on a busy
+    machine. Waiting for a deadline takes no real time.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class SimulatedClock(Clock):
             return False
         moment = min([until, *(due for due, _ in self._events.values())])
         if moment == math.inf:
-            raise UsageError("the server waits for clients, but no client has an answer to send; lower wait_for, or set patience")
+            raise UsageError("the server waits for clients, but no client has a reply to send; lower wait_for or set patience")
         self._now = moment
         for number in [number for number, (due, _) in self._events.items() if due <= moment]:
             if number in self._events:  # not cancelled by another event

@@ -1,67 +1,129 @@
-"""Who is there: nodes come and go under ids of Flower's making, clients are known by an id of their own.
+"""The roster: which client runs on which node, and which clients are idle.
 
-A new node is asked once who it is (`hello`); it answers with `client-id` or `partition-id` of its node config. An app that does
-not answer is known by its node id, which stays the same across restarts only where SuperNodes have authentication keys.
+Flower assigns node ids, and a node that restarts may get a new one. Clients are therefore identified by their own id: each new
+node gets one query (`hello`) and replies with `client-id` or `partition-id` of its node config. An app that does not reply to the query
+is identified by what its training replies report, else by its node id, which survives restarts only if SuperNodes have keys.
 """
 
+import itertools
 import logging
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from .post import Post, Sent, reason
-from .wire import OURS, words
+from .messages import Messages, SentMessage, reason
+from .replies import reported_id
+from .wire import MIMICFL
 
-GONE = (3, 4, 5)  # error codes of an answer that never came: expired, or the node is gone
+UNAVAILABLE = (3, 4, 5)  # error codes without a reply from the node: the message or reply expired, or the node is offline
 log = logging.getLogger("flwr")
 
 
-class Roster:
-    """Which client is at which node now."""
+def unnamed(client: str) -> bool:
+    """Whether a client is known by its node id only."""
+    return client.startswith("node-")
 
-    def __init__(self, grid: Grid, post: Post, ask: bool) -> None:
-        self.grid, self.post, self.ask = grid, post, ask
-        self.names: dict[int, str] = {}  # every node that has told its name
-        self.at: dict[str, int] = {}  # client -> the node it was last heard from
+
+class Roster:
+    """Maps clients to nodes and nodes to clients."""
+
+    def __init__(self, grid: Grid, messages: Messages, query_ids: bool) -> None:
+        self.grid, self.messages, self.query_ids = grid, messages, query_ids
+        self.client_of: dict[int, str] = {}  # node -> client, for all nodes that were ever identified
+        self.node_of: dict[str, int] = {}  # client -> the node that it last connected from
         self.online: set[int] = set()
-        self.looked = float("-inf")
+        self.refreshed_at = float("-inf")
+        self.claims: dict[int, str] = {}  # node -> the id that it reports, while another node that is online has that id
+        self.dropped: list[SentMessage] = []  # to previous nodes of clients, until `take_dropped`
+        self._events = itertools.count(1)
+        self.joined: dict[str, int] = {}  # client -> number of the event of its registration
+        self.heard: dict[str, int] = {}  # client -> number of the event of its last reply
 
     def refresh(self) -> None:
-        """Look who is online and greet the new ones; answers to the greeting come through `hear`."""
-        clock = self.post.clock
-        if clock.now() - self.looked < 5 * clock.poll:
-            return  # answers are looked for more often than newcomers
-        self.looked = clock.now()
+        """List the nodes that are online and query the ids of new ones; pass their replies to `handle_hello`."""
+        clock = self.messages.clock
+        if clock.now() - self.refreshed_at < 5 * clock.poll:
+            return  # listing nodes costs a request: do it less often than polling for replies
+        self.refreshed_at = clock.now()
         self.online = set(self.grid.get_node_ids())
-        greeted = {sent.node for sent in self.post.under_way.values() if sent.kind == "hello"}
-        new = sorted(self.online - self.names.keys() - greeted)
-        if self.ask:
-            self.post.send([(RecordDict({OURS: ConfigRecord({"hello": 1})}), Sent(n, "", "hello")) for n in new], MessageType.QUERY)
+        for sent in self.messages.alive:
+            self._reinstate(sent)
+        self.messages.alive.clear()
+        for node, client in list(self.claims.items()):
+            if self.node_of.get(client) not in self.online:
+                del self.claims[node]
+                self.register(node, client)
+        queried = {sent.node for sent in self.messages.in_flight.values() if sent.kind == "hello"}
+        new = sorted(self.online - self.client_of.keys() - queried)
+        if self.query_ids:
+            self._query(new)
         else:
             for node in new:
-                self.name(node, f"node-{node}")
+                self.register(node, f"node-{node}")
 
-    def hear(self, sent: Sent, reply: Message) -> list[Sent]:
-        """An answer to a greeting; returns letters that will never be answered, since their client has come back elsewhere."""
-        told = None if reply.has_error() else words(reply.content, OURS).get("client-id")
-        if reply.has_error() and reply.error.code in GONE:
-            return []  # it went away before it answered; if it is still there, it is asked again
-        if not isinstance(told, str) or not told:
-            why = reason(reply) if reply.has_error() else "no client-id in its answer"
-            log.info("node %s does not say who it is (%s): it is known by its node id", sent.node, why[:120])
-            told = f"node-{sent.node}"
-        return self.name(sent.node, told)
+    def _query(self, nodes: list[int]) -> None:
+        content = {node: RecordDict({MIMICFL: ConfigRecord({"hello": 1})}) for node in nodes}
+        queries = [(Message(content[node], node, MessageType.QUERY, group_id="0"), SentMessage(node, "", "hello")) for node in nodes]
+        self.messages.send(queries)
 
-    def name(self, node: int, client: str) -> list[Sent]:
-        """The client at this node; returns letters to where it was before."""
-        self.names[node] = client
-        before, self.at[client] = self.at.get(client), node
-        if before is None or before == node:
-            return []
-        log.info("client %s is back, as node %s (before: %s)", client, node, before)
-        return self.post.forget(before)
+    def handle_hello(self, sent: SentMessage, reply: Message) -> None:
+        """Register the client that replied."""
+        if reply.has_error() and reply.error.code in UNAVAILABLE:
+            return  # the node went offline; if it is back online, `refresh` queries it again
+        client = None if reply.has_error() else reported_id(reply.content)
+        if client is None:
+            why = reason(reply) if reply.has_error() else "its reply has no usable client-id"
+            log.info("node %s does not report a client id (%s): using its node id", sent.node, why[:120])
+            client = f"node-{sent.node}"
+        self.register(sent.node, client)
+
+    def register(self, node: int, client: str) -> None:
+        """Record that this client runs on this node. Messages to its previous node will never be answered: they are `dropped`."""
+        self.client_of[node] = client
+        previous = self.node_of.get(client)
+        if previous not in (None, node) and previous in self.online and previous not in self.messages.busy:
+            # A node that died while it trained is busy; an idle one is more likely alive, and the other one a stranger or a mistake.
+            log.warning(
+                "node %s reports the id of client %s, which is connected as node %s: ignored while that is online", node, client, previous
+            )
+            self.claims[node] = client
+            return
+        self.joined.setdefault(client, next(self._events))
+        self.node_of[client] = node
+        if previous is not None and previous != node:
+            log.info("client %s reconnected as node %s (previously node %s)", client, node, previous)
+            self.dropped += self.messages.drop(previous)
+
+    def take_dropped(self) -> list[SentMessage]:
+        """The messages that nobody answers any more, once."""
+        dropped, self.dropped = self.dropped, []
+        return dropped
+
+    def _reinstate(self, sent: SentMessage) -> None:
+        """Give a client back to the node that answered although another one had reported its id."""
+        claimant = self.node_of.get(sent.client)
+        if claimant is not None and claimant != sent.node and sent.node in self.online:
+            log.warning("client %s still runs on node %s: node %s reported its id and is ignored", sent.client, sent.node, claimant)
+            self.node_of[sent.client] = sent.node
+            self.claims[claimant] = sent.client
+
+    def rename(self, node: int, client: str) -> None:
+        """Give a node that was known by its id only the client id that it reports."""
+        self.node_of.pop(f"node-{node}", None)
+        self.register(node, client)
+
+    def note_reply(self, client: str) -> None:
+        self.heard[client] = next(self._events)
+
+    def gone(self, client: str) -> bool:
+        """Whether a client is known by its node id only and that node is no longer online."""
+        return unnamed(client) and self.node_of.get(client) not in self.online
+
+    def may_be(self, departed: str, client: str) -> bool:
+        """Whether a client known by its node id only may be a departed one: it joined after that one was last heard from."""
+        return unnamed(client) and client != departed and self.joined.get(client, 0) > self.heard.get(departed, 0)
 
     def idle(self) -> dict[str, int]:
-        """Clients that are online and have nothing to do, with their nodes."""
-        busy = self.post.busy
-        return {client: node for client, node in self.at.items() if node in self.online and node not in busy}
+        """Clients that are online and have no message in flight: client -> node."""
+        busy = self.messages.busy
+        return {client: node for client, node in self.node_of.items() if node in self.online and node not in busy}

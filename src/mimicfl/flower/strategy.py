@@ -1,73 +1,84 @@
-"""Strategies for Flower's ServerApp that survive dropouts: `MimiC()` stands where `FedAvg()` stood.
+"""Flower strategies for clients that drop out: replace `FedAvg()` in a ServerApp by `MimiC()`.
 
-They take the options of Flower's own FedAvg beside ours, work with unmodified ClientApps that return trained weights, and bring
-their own round loop (`loop.py`) behind the same `start(grid, initial_arrays, num_rounds, ...)`.
+They accept the options of Flower's FedAvg, also by position, and their own, and work with unmodified ClientApps that return weights.
+`start(grid, initial_arrays, num_rounds, ...)` has Flower's signature and runs mimicfl's round loop (`loop.py`), which calls the methods
+that Flower's loop calls. Flower's loop and wrappers such as differential privacy may call them, too.
 """
 
-import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
-from torch import Tensor
+from torch import nn
 
 from .. import algorithms
-from .. import availability as patterns
-from ..errors import UsageError, number, one_of, whole
-from ..local.lr import RATES, schedule
+from .. import participation as patterns
+from ..algorithms import server_optimizers
+from ..algorithms.server_optimizers import SERVER_OPTIMIZERS
+from ..callbacks.interface import callback_set
+from ..clients.lr import RATES, schedule
+from ..errors import UsageError, integer, number, one_of
 from ..registry import describe
+from ..settings import check
+from .compression import Compression
 from .loop import Loop
-from .post import Post, Sent, reason
-from .roster import Roster
-from .server import ServerForm
-from .wire import BUFFERS, Layout, Refused, Update, read_update
-
-log = logging.getLogger("flwr")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a round's letters said; a late answer is measured against this, never against the model of the day."""
-
-    t: int
-    w: Tensor  # [d] as it was sent
-    eta_L: float
+from .options import checked_enough, checked_interval, checked_options, checked_robust
+from .progress import Progress
+from .robust import NormBound, Robust
+from .rounds import RoundSteps, overridden
+from .server_form import ServerForm
+from .wire import BUFFERS
 
 
-class Federated(FlowerFedAvg):
+class Federated(RoundSteps):
     """Any algorithm of mimicfl as a Flower strategy.
 
     algorithm      a name (`mimic`, `fedprox:mu=0.1`) or an object
-    lr             the clients' rate, a schedule; it travels in the train config as "lr" and rescales what is remembered. None: the
-                   "lr" of the train config, taken as constant
-    global_lr      eta_t; "local" follows the clients' rate, so that FedAvg is plain model averaging
-    num_clients    N; MIFA, FedVARP, FedAU and SCAFFOLD must know it
-    wait_for       the first round begins when so many clients are there
-    enough         a round closes when so many answers are in (a count, or a share of those asked); None: all
-    late           "refuse" answers that come after their round has closed, or "count" them in the round they come in
-    max_norm       refuse updates that move the model farther than this
-    folder         checkpoints and rows; started again with the same folder, it goes on where it was
-    availability   a pattern that decides who is asked when, for studies in Flower's simulation; label-correlated ones need
-                   class_counts [N, classes]
-    patience       seconds to wait for clients before giving up; None: for ever
-    poll           seconds between polls for answers; None: 0.2 on a network, 0.02 in Flower's simulation
-    client_ids     "hello": ask nodes who they are; "node": go by node id, which authentication keys make stable
-    form           an object that holds the state, see `ServerForm`; others: `ClientForm`, `SecureForm`
-    Further options are those of Flower's FedAvg.
+    lr             the clients' learning rate, a schedule; sent to clients as "lr" in the train config. None: the "lr" of the train
+                   config, taken as constant
+    global_lr      the server's learning rate eta_t; "local" uses the clients' rate, so that FedAvg is plain model averaging
+    server_optimizer   how the model follows the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
+    update         "sum" or "mean" of the local gradients
+    weighting      "uniform", or by "samples"
+    num_clients    N; required by algorithms that use it (all but FedAvg, FedProx, FedAvgM and MimiC)
+    sizes          samples per client, {client: samples}; required by these algorithms under weighting="samples"
+    wait_for       the first round starts when this many clients are available
+    enough         close a round after this many replies: a count, or a share of the selected clients. None: wait for all
+    late           replies after their round has closed: "refuse" them, or "count" them in the round in which they arrive
+    max_norm       refuse updates that move the model farther than this: a distance, or a multiple of the median of the clients' last
+                   norms such as "30x"; None: no bound
+    robust         robust aggregation: "clip:R", "median" or "trimmed:S"; None: the mean
+    compress       how `client_app` compresses its updates, with error feedback: "8bit", or "topk:0.01"; None: not at all
+    min_counted    a round with fewer valid updates is not aggregated
+    failed_rounds  the run fails after so many rounds in a row without `min_counted` updates; None: it never does
+    folder         folder for checkpoints and rows; a new start with the same folder resumes the run
+    save_every   rounds between two checkpoints, or seconds such as "30s"; a restart repeats the rounds after the last one
+    keep_checkpoints   number of checkpoints to keep, for `mimicfl flower rollback`
+    callbacks      functions and `Callback` objects, as in `mimicfl.simulate`: trackers, early stopping, your own
+    availability   an availability pattern that selects the clients of each round, for studies in Flower's simulation
+    class_counts   samples per client and class [N, classes]; required by label-correlated patterns
+    client_ids     "hello": query each node for its client id; "node": use the node id, which authentication keys make stable
+    buffers        name patterns of arrays that are averaged without correction
+    form           where the state is kept: `ServerForm` (default), `ClientForm` or `SecureForm`
+    seed           seed of client selection, availability and the clients' batches
+    patience       seconds to wait for clients before giving up; None: wait without limit
+    poll           seconds between polls for replies; None: 0.2 on a network, 0.02 in Flower's simulation
+    Further options are those of Flower's FedAvg, by name or by position.
     """
 
     def __init__(
         self,
         algorithm: Any = "mimic",
-        *,
+        *values: Any,
         lr: Any = None,
         global_lr: Any = "local",
+        server_optimizer: Any = "none",
         update: str = "sum",
         weighting: str = "uniform",
         num_clients: int | None = None,
@@ -75,8 +86,15 @@ class Federated(FlowerFedAvg):
         wait_for: int | None = None,
         enough: int | float | None = None,
         late: str = "refuse",
-        max_norm: float | None = None,
+        max_norm: float | str | None = "30x",
+        robust: str | None = None,
+        compress: str | None = None,
+        min_counted: int = 1,
+        failed_rounds: int | None = 3,
         folder: str | Path | None = None,
+        save_every: int | str = 1,
+        keep_checkpoints: int = 5,
+        callbacks: Sequence[Any] = (),
         availability: Any = None,
         class_counts: Any = None,
         client_ids: str = "hello",
@@ -87,45 +105,64 @@ class Federated(FlowerFedAvg):
         poll: float | None = None,
         **flower: Any,
     ) -> None:
-        super().__init__(**({"min_train_nodes": 1, "min_evaluate_nodes": 1, "min_available_nodes": 1} | flower))
+        super().__init__(**checked_options(values, flower))
         self.algorithm = algorithms.make(algorithm)
+        if algorithms.trait(self.algorithm, "needs_participation_rates"):
+            raise UsageError(
+                f"{type(self.algorithm).__name__} needs the clients' true participation rates, which no deployment knows; "
+                "use FedAU, which estimates them, or run it in the simulator"
+            )
         self.local_lr = None if lr is None else schedule(lr)
         self.global_lr = None if isinstance(global_lr, str) and global_lr == "local" else schedule(global_lr)
-        one_of("update", update, ["sum", "mean"])
-        one_of("weighting", weighting, ["uniform", "samples"])
-        self.needs_steps = update == "mean" or isinstance(self.algorithm, algorithms.SCAFFOLD)  # what a mean gradient is made with
-        self.num_clients = num_clients if num_clients is None else whole("num_clients", num_clients)
-        self.wait_for = whole("wait_for", wait_for or self.min_available_nodes)
-        self.enough = _enough(enough)
+        self.server_optimizer = server_optimizers.make(server_optimizer)
+        check("update", update)
+        check("weighting", weighting)
+        self.needs_steps = update == "mean" or algorithms.trait(self.algorithm, "needs_steps")
+        self.num_clients = num_clients if num_clients is None else integer("num_clients", num_clients)
+        self.wait_for = integer("wait_for", wait_for or self.min_available_nodes)
+        self.enough = checked_enough(enough)
         self.late = one_of("late", late, ["refuse", "count"])
-        self.max_norm = max_norm if max_norm is None else number("max_norm", max_norm, low=0, open_low=True)
-        self.folder, self.buffers, self.seed = folder, tuple(buffers), whole("seed", seed, low=0)
-        self.ask_names = one_of("client_ids", client_ids, ["hello", "node"]) == "hello"
+        self.bound = NormBound.parse(max_norm)
+        self.progress = Progress(
+            integer("min_counted", min_counted), None if failed_rounds is None else integer("failed_rounds", failed_rounds)
+        )
+        self.folder, self.buffers, self.seed = folder, tuple(buffers), check("seed", seed)
+        self.query_ids = one_of("client_ids", client_ids, ["hello", "node"]) == "hello"
         self.patience = patience if patience is None else number("patience", patience, low=0)
         self.poll = poll if poll is None else number("poll", poll, low=0, open_low=True)
         self.pattern = None if availability is None else patterns.make(availability)
         self.class_counts = None if class_counts is None else np.asarray(class_counts)
         if self.pattern is not None and self.num_clients is None:
-            raise UsageError("an availability pattern needs num_clients=N: it says who of N is there")
+            raise UsageError("availability needs num_clients=N; pass the number of clients that the pattern covers")
         self.form = form or ServerForm(self.algorithm, update=update, weighting=weighting, num_clients=self.num_clients, sizes=sizes)
-        mimic = isinstance(self.algorithm, algorithms.MimiC) and self.algorithm.memory == "gradient"
-        if self.form.name != ServerForm.name and not mimic:
-            raise UsageError(f"form {self.form.name!r} is MimiC's, with memory in gradient units: use algorithm mimic, or form 'server'")
+        if self.form.name != ServerForm.name and not algorithms.trait(self.algorithm, "has_client_form"):
+            raise UsageError(f"form {self.form.name!r} needs an algorithm whose state clients can keep, such as mimic; use form 'server'")
         if self.form.update != update:
-            raise UsageError(f"update is {self.form.update!r} in the form and {update!r} in the strategy: give both the same")
+            raise UsageError(f"update is {self.form.update!r} in the form but {update!r} in the strategy; pass the same value to both")
+        self.form.robust = checked_robust(Robust.parse(robust), self.algorithm, self.form)
+        self.compression = Compression.parse(compress)
+        if self.compression is not None and (self.form.name != ServerForm.name or not algorithms.trait(self.algorithm, "sends_g")):
+            raise UsageError(f"compress needs form 'server', and an algorithm whose clients send g; got form {self.form.name!r}")
+        self.save_every = checked_interval(save_every, self.form)
+        self.keep_checkpoints = integer("keep_checkpoints", keep_checkpoints)
         self.words = {
             "source": "flower",
             "algorithm": describe(algorithms.ALGORITHMS, self.algorithm),
             "form": self.form.name,
             "lr": "constant" if self.local_lr is None else describe(RATES, self.local_lr),
             "global_lr": "local" if self.global_lr is None else describe(RATES, self.global_lr),
+            **({} if self.server_optimizer is None else {"server_optimizer": describe(SERVER_OPTIMIZERS, self.server_optimizer)}),
             "update": update,
             "weighting": weighting,
             "seed": self.seed,
         } | ({} if num_clients is None else {"num_clients": num_clients})
-        self.rows: list[dict[str, Any]] = []  # what became of each round, as in the folder's rows.jsonl
-        self._asked: dict[str, tuple[Message, Sent]] = {}  # of Flower's own loop
-        self._roster: Roster | None = None
+        self.words |= {} if self.form.robust is None else {"robust": robust}
+        self.words |= {} if self.compression is None else {"compress": self.compression.spec}
+        self.callbacks = callback_set(None, callbacks)
+        self.model: Callable[[], nn.Module] | None = None  # makes the module, for callbacks; `server_app` sets it
+        self.rows: list[dict[str, Any]] = []  # one row per round, as in the folder's rows.jsonl
+        self._loop = self._matrix = self._model = None
+        self._outgoing, self._arrived = [], {}
 
     def start(
         self,
@@ -137,140 +174,25 @@ class Federated(FlowerFedAvg):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """As Flower's own; a round lasts at most `timeout` seconds."""
-        loop = Loop(self, grid, timeout, train_config, evaluate_config, evaluate_fn)
-        return loop.run(initial_arrays, whole("num_rounds", num_rounds))
-
-    # -- a round, whoever's loop it is ---------------------------------------------------------------------------
-
-    def begin(self, initial_arrays: ArrayRecord) -> None:
-        self.form.begin(Layout.of(initial_arrays, self.buffers), initial_arrays)
-
-    def ask(self, t: int, clients: list[str], arrays: ArrayRecord, config: Mapping[str, Any]) -> tuple[Asked, dict[str, RecordDict]]:
-        """The letters of round t."""
-        told = config.get("lr")
-        own = float(told) if isinstance(told, (int, float)) and told > 0 else 1.0
-        eta_L = own if self.local_lr is None else self.local_lr(t, max(1, len(clients)))
-        words = dict(config) | {"server-round": t + 1, "seed": self.seed}
-        if self.local_lr is not None:
-            words["lr"] = eta_L
-        w, _ = self.form.layout.read(arrays)
-        letters = {}
-        for client, (extra, more) in self.form.ask(clients).items():
-            config_record = ConfigRecord(words | dict(more))
-            letters[client] = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config_record, **extra})
-        return Asked(t, w, eta_L), letters
-
-    def read(self, sent: Sent, reply: Message) -> Update:
-        """An answer as an update, checked; `Refused` says what is wrong with it."""
-        if reply.has_error():
-            raise Refused(reason(reply))
-        self.form.hear(sent.client, reply.content)
-        return read_update(reply.content, self.form.layout, sent.about.w, sent.about.eta_L, self.max_norm, self.needs_steps)
-
-    def tell(self, t: int, eta_L: float, updates: dict[str, Update]) -> float:
-        """The updates of a round reach the algorithm; returns eta_t."""
-        eta = eta_L if self.global_lr is None else self.global_lr(t, len(updates))
-        if updates:
-            self.form.tell(t, updates, eta, eta_L)
-        return eta
-
-    def metrics(self, contents: list[RecordDict]) -> MetricRecord | None:
-        """The clients' metrics, averaged as Flower does, where all report the same ones."""
-        told = [list(content.metric_records.values()) for content in contents]
-        alike = told and all(len(r) == 1 and self.weighted_by_key in r[0] and r[0].keys() == told[0][0].keys() for r in told if r)
-        return self.train_metrics_aggr_fn(contents, self.weighted_by_key) if alike and all(told) else None
-
-    # -- Flower's own loop ---------------------------------------------------------------------------------------
-
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid) -> Iterable[Message]:
-        """For those who drive the strategy themselves; `start` does not come by here."""
-        if not hasattr(self.form, "layout"):
-            self.begin(arrays)
-        if self._roster is None or self._roster.grid is not grid:
-            self._roster = Roster(grid, Post(grid, self.poll), self.ask_names)
-        roster, post = self._roster, self._roster.post
-        need = self.wait_for if server_round == 1 else self.min_train_nodes
-        while True:
-            roster.refresh()
-            for sent, reply in post.collect():
-                roster.hear(sent, reply)
-            if len(idle := roster.idle()) >= need and not post.under_way:
-                break
-            post.clock.wait()
-        asked, letters = self.ask(server_round - 1, sorted(idle), arrays, config)
-        self._asked = {}
-        messages = []
-        for client, content in letters.items():
-            sent = Sent(idle[client], client, "train", asked.t, asked)
-            message = Message(content, sent.node, MessageType.TRAIN, group_id=str(server_round))
-            messages.append(message)
-            self._asked[client] = (message, sent)
-        return messages
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        by_id = {message.metadata.message_id: sent for message, sent in self._asked.values()}  # the push has filled the ids in
-        updates, contents, eta_L = {}, [], 1.0
-        for reply in replies:
-            sent = by_id.get(reply.metadata.reply_to_message_id)
-            if sent is None:
-                continue
-            try:
-                updates[sent.client] = self.read(sent, reply)
-                contents.append(reply.content)
-                eta_L = sent.about.eta_L
-            except Refused as why:
-                log.warning("round %s: client %s is left out: %s", server_round, sent.client, why)
-        self.tell(server_round - 1, eta_L, updates)
-        return (self.form.arrays(), self.metrics(contents)) if updates else (None, None)
+        """Run `num_rounds` rounds of at most `timeout` seconds each. Arguments and result are those of Flower's strategies."""
+        if self.form.own_exchange and (changed := overridden(self, "configure_train", "aggregate_train")):
+            raise UsageError(f"{changed} is overridden, but secure rounds have messages of their own and do not call it; use form 'server'")
+        rounds = integer("num_rounds", num_rounds)
+        loop = self._loop = Loop(self, grid)
+        loop.train_config = ConfigRecord() if train_config is None else train_config
+        loop.evaluate_config = ConfigRecord() if evaluate_config is None else evaluate_config
+        loop.evaluate_fn = evaluate_fn
+        return loop.run(initial_arrays, rounds, timeout)
 
 
-def _enough(given: Any) -> int | float | None:
-    """A count of answers, or a share of those asked."""
-    if given is None or isinstance(given, int):
-        return None if given is None else whole("enough", given)
-    return number("enough, as a share,", given, low=0, high=1, open_low=True)
+@functools.cache
+def strategy_for(algorithm: type) -> type[Federated]:
+    """Create a strategy class for an algorithm. Values by position are those of Flower's FedAvg; the algorithm's options have names."""
+    own = [field.name for field in dataclasses.fields(algorithm) if field.init] if dataclasses.is_dataclass(algorithm) else []
 
+    def __init__(self: Federated, *values: Any, **options: Any) -> None:
+        chosen = {name: options.pop(name) for name in own if name in options}
+        Federated.__init__(self, algorithm(**chosen), *values, **options)
 
-class FedAU(Federated):
-    def __init__(self, cutoff: int = 50, **options: Any) -> None:
-        super().__init__(algorithms.FedAU(cutoff), **options)
-
-
-class FedAvg(Federated):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(algorithms.FedAvg(), **options)
-
-
-class FedAvgM(Federated):
-    def __init__(self, momentum: float = 0.9, damped: bool = True, **options: Any) -> None:
-        super().__init__(algorithms.FedAvgM(momentum, damped), **options)
-
-
-class FedProx(Federated):
-    """mu travels as `proximal-mu`; the clients must use it (`client_app` does)."""
-
-    def __init__(self, mu: float = 0.01, **options: Any) -> None:
-        super().__init__(algorithms.FedProx(mu), **options)
-
-
-class MimiC(Federated):
-    def __init__(self, memory: str = "gradient", **options: Any) -> None:
-        super().__init__(algorithms.MimiC(memory), **options)
-
-
-class MIFA(Federated):
-    def __init__(self, never_seen: str = "zero", memory: str = "gradient", **options: Any) -> None:
-        super().__init__(algorithms.MIFA(never_seen, memory), **options)
-
-
-class FedVARP(Federated):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(algorithms.FedVARP(), **options)
-
-
-class SCAFFOLD(Federated):
-    """Needs a client that takes the shift (`client_app` does): an unmodified one would train as in FedAvg."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(algorithms.SCAFFOLD(), **options)
+    doc = f"{algorithm.__name__} as a Flower strategy.\n\n{algorithm.__doc__ or ''}"
+    return type(algorithm.__name__, (Federated,), {"__init__": __init__, "__doc__": doc, "__module__": __name__})

@@ -1,113 +1,176 @@
-"""How a model and an update travel: Flower's ArrayRecords as one vector [d] and back, and the checks on what comes in.
+"""Converts models between Flower's ArrayRecords and one vector [d].
 
-A model's record holds arrays of any shape and type. Floating ones are parameters and become one vector; integers, and arrays
-whose name matches `buffers`, are carried beside it: averaged over the active clients, counters by their largest, no correction.
+A model's record holds arrays of any shape and type. Floating-point arrays are parameters and become one vector. Integer arrays, and
+arrays whose name matches `buffers`, are buffers: averaged over the active clients (counters: the maximum), without correction.
 """
 
 import fnmatch
+import io
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.constant import SType
 from torch import Tensor
 
 from ..errors import UsageError
 
 BUFFERS = ("*running_mean", "*running_var", "*num_batches_tracked")
-UPDATE, OURS, METRICS = "update", "mimicfl", "metrics"  # the records of our own client's reply
+BFLOAT16 = "bfloat16"
+LONGEST = 100  # characters of a client's text in messages
+HEADER = 128  # bytes of the header of a serialized array of up to a few dimensions
+FLOATS = ("float16", BFLOAT16, "float32", "float64")
+UPDATE, SENT, MIMICFL, METRICS = "update", "sent", "mimicfl", "metrics"  # record names in the replies of `client_app`
 
 
 class Refused(Exception):
-    """An answer that must not touch the model; the text says why."""
+    """A reply that must not be aggregated; the message gives the reason."""
 
 
 @dataclass(frozen=True)
-class Spot:
+class ArraySpec:
+    """Name, shape and type of one array."""
+
     name: str
     shape: tuple[int, ...]
     dtype: str
 
 
 @dataclass(frozen=True)
-class Update:
-    """What one client's answer comes to."""
-
-    g: Tensor  # [d] sum of the local steps, in gradient units
-    K: float = math.nan  # local steps, or with momentum how many gradients' worth they are; not a number where the client does not tell
-    samples: float = 1.0
-    loss: float | None = None
-    buffers: dict[str, Tensor] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Layout:
-    """Where each array of a model lies in the vector."""
+    """The arrays of a model, in the order in which they lie in the vector."""
 
-    parameters: tuple[Spot, ...]
-    buffers: tuple[Spot, ...]
+    parameters: tuple[ArraySpec, ...]
+    buffers: tuple[ArraySpec, ...]
     dtype: torch.dtype
 
     @classmethod
     def of(cls, arrays: ArrayRecord, buffers: Sequence[str] = BUFFERS) -> "Layout":
         if not arrays:
-            raise UsageError("the initial arrays are empty: pass the model, as in ArrayRecord(model.state_dict())")
-        parameters: list[Spot] = []
-        beside: list[Spot] = []
+            raise UsageError("the initial arrays are empty; pass a model, for example ArrayRecord(model.state_dict())")
+        parameters: list[ArraySpec] = []
+        others: list[ArraySpec] = []
         for name, array in arrays.items():
-            kind = np.dtype(array.dtype).kind
-            if kind not in "fiub":
-                raise UsageError(f"array {name!r} is of type {array.dtype}: only real numbers, integers and booleans can be averaged")
-            spot = Spot(name, tuple(array.shape), array.dtype)
+            kind = "f" if is_floating(array.dtype) else _kind(array.dtype)
+            if kind not in tuple("fiub"):
+                raise UsageError(f"array {name!r} has type {array.dtype}; only floating-point, integer and boolean arrays can be averaged")
+            spec = ArraySpec(name, tuple(array.shape), array.dtype)
             matched = any(fnmatch.fnmatchcase(name, pattern) for pattern in buffers)
-            (parameters if kind == "f" and not matched else beside).append(spot)
+            (parameters if kind == "f" and not matched else others).append(spec)
         if not parameters:
-            raise UsageError("the model has no floating-point array that is not a buffer: nothing can be learned")
-        # Half-precision models keep a full-precision original on the server, or small steps would be lost in rounding.
-        dtype = torch.float64 if any(spot.dtype == "float64" for spot in parameters) else torch.float32
-        return cls(tuple(parameters), tuple(beside), dtype)
+            raise UsageError("the model has no parameters to train: every array is a buffer or not floating-point; check `buffers`")
+        # The server keeps half-precision models in float32: small steps would otherwise be lost in rounding.
+        dtype = torch.float64 if any(spec.dtype == "float64" for spec in parameters) else torch.float32
+        return cls(tuple(parameters), tuple(others), dtype)
 
     @property
     def size(self) -> int:
-        return sum(math.prod(spot.shape) for spot in self.parameters)
+        return sum(math.prod(spec.shape) for spec in self.parameters)
 
     def read(self, arrays: ArrayRecord) -> tuple[Tensor, dict[str, Tensor]]:
-        """The vector and the buffers of a record that must look like the model, else `Refused`."""
-        missing = {spot.name for spot in (*self.parameters, *self.buffers)} ^ set(arrays)
+        """The vector and the buffers of a record. Raises `Refused` if its arrays differ from the model's."""
+        self.check_names(arrays)
+        vector = torch.empty(self.size, dtype=self.dtype)
+        for spec, part in zip(self.parameters, self.split(vector.numpy()), strict=True):
+            with np.errstate(over="ignore"):
+                np.copyto(part, numbers(arrays[spec.name], spec).reshape(-1), casting="same_kind")
+            if not np.isfinite(part).all():
+                raise Refused(f"array {spec.name!r} holds values that are not finite")
+        return vector, {spec.name: checked(arrays[spec.name], spec) for spec in self.buffers}
+
+    def check_names(self, arrays: ArrayRecord) -> None:
+        """Raise `Refused` if a record has other arrays than the model."""
+        missing = {spec.name for spec in (*self.parameters, *self.buffers)} ^ set(arrays)
         if missing:
-            raise Refused(f"its arrays are not the model's: {min(missing)!r} is missing or unknown")
-        found = {spot.name: checked(arrays[spot.name], spot) for spot in (*self.parameters, *self.buffers)}
-        vector = torch.cat([found[spot.name].reshape(-1).to(self.dtype) for spot in self.parameters])
-        return vector, {spot.name: found[spot.name] for spot in self.buffers}
+            raise Refused(f"its arrays differ from the model's: {min(missing)[:LONGEST]!r} is missing or unknown")
+
+    def split(self, vector: np.ndarray) -> list[np.ndarray]:
+        """Views of the parameters in a vector [d]."""
+        ends = np.cumsum([math.prod(spec.shape) for spec in self.parameters])
+        return np.split(vector, ends[:-1])
 
     def write(self, w: Tensor, buffers: dict[str, Tensor]) -> ArrayRecord:
-        """The model as a record again, each array in its own shape and type."""
-        parts = w.detach().split([math.prod(spot.shape) for spot in self.parameters])
-        arrays = {spot.name: part.numpy().reshape(spot.shape) for spot, part in zip(self.parameters, parts, strict=True)}
-        arrays |= {name: value.numpy() for name, value in buffers.items()}
-        return ArrayRecord({s.name: Array(arrays[s.name].astype(s.dtype)) for s in (*self.parameters, *self.buffers)})
+        """The model as a record: each array with its original shape and type."""
+        parts = w.detach().split([math.prod(spec.shape) for spec in self.parameters])
+        arrays = {spec.name: part.view(spec.shape) for spec, part in zip(self.parameters, parts, strict=True)} | buffers
+        return ArrayRecord({s.name: _typed(arrays[s.name], s.dtype) for s in (*self.parameters, *self.buffers)})
 
     def describe(self) -> str:
-        """One text for the whole layout; two models with the same text fit each other."""
+        """The layout as text; two models are compatible if and only if their texts are equal."""
         return ";".join(f"{s.name}:{s.dtype}{list(s.shape)}" for s in (*self.parameters, *self.buffers))
 
 
-def checked(array: Array, spot: Spot) -> Tensor:
-    """An array from the network as a tensor, if it is what it should be. Nothing is unpickled."""
+def decode(array: Array, name: str) -> np.ndarray:
+    """The values of an array, read-only and without a copy; never unpickled. Raises `Refused` if they cannot be read."""
     try:
-        value = array.numpy()
+        if array.stype != SType.NUMPY:
+            raise Refused(f"array {name!r} has the unknown serialization {array.stype[:40]!r}")
+        stream = io.BytesIO(array.data)
+        version = np.lib.format.read_magic(stream)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = header(stream)
+        if dtype.hasobject or math.prod(shape) * dtype.itemsize != len(array.data) - stream.tell():
+            raise Refused(f"array {name!r} cannot be read (wrong size or type)")
+        value = np.frombuffer(array.data, dtype, offset=stream.tell()).reshape(shape, order="F" if fortran else "C")
+    except Refused:
+        raise
     except Exception as error:
-        raise Refused(f"array {spot.name!r} cannot be read ({type(error).__name__})") from None
-    if value.shape != spot.shape or str(value.dtype) != spot.dtype:
-        raise Refused(f"array {spot.name!r} is {value.dtype}{list(value.shape)}, expected {spot.dtype}{list(spot.shape)}")
-    if value.dtype.kind == "f" and not np.isfinite(value).all():
-        raise Refused(f"array {spot.name!r} holds values that are not finite")
+        raise Refused(f"array {name!r} cannot be read ({type(error).__name__})") from None
+    return value
+
+
+def numbers(array: Array, spec: ArraySpec) -> np.ndarray:
+    """The values of an array that must have the shape of `spec`; any floating-point precision is accepted. Raises `Refused`."""
+    value = decode(array, spec.name)
+    bfloat16 = array.dtype == BFLOAT16 and value.dtype == np.uint16
+    dtype = BFLOAT16 if bfloat16 else str(value.dtype)
+    if value.shape != spec.shape or (dtype != spec.dtype and not (is_floating(dtype) and is_floating(spec.dtype))):
+        raise Refused(f"array {spec.name!r} is {dtype}{list(value.shape)[:8]}, expected {spec.dtype}{list(spec.shape)}")
+    if bfloat16:  # the upper half of a float32
+        return (value.astype(np.uint32) << 16).view(np.float32)
+    return value
+
+
+def checked(array: Array, spec: ArraySpec) -> Tensor:
+    """A buffer from the network as a tensor of the model's type. Raises `Refused` if its shape, type or values are wrong."""
+    value = numbers(array, spec)
+    if value.dtype.kind == "f":
+        value = value.astype(np.float32 if spec.dtype == BFLOAT16 else spec.dtype)
+        if not np.isfinite(value).all():
+            raise Refused(f"array {spec.name!r} holds values that are not finite")
     if value.dtype.kind == "u" and value.dtype.itemsize > 1:
         value = value.astype(np.int64)
-    return torch.from_numpy(np.require(value, requirements=["C", "W"]))
+    return torch.from_numpy(np.array(value))
+
+
+def _typed(value: Tensor, dtype: str) -> Array:
+    if dtype == BFLOAT16:
+        return as_array(value.to(torch.bfloat16))
+    return Array(value.numpy().astype(dtype, copy=False))
+
+
+def _kind(dtype: str) -> str:
+    try:
+        return np.dtype(dtype).kind
+    except TypeError:
+        return "?"
+
+
+def is_floating(dtype: str) -> bool:
+    return dtype in FLOATS
+
+
+def as_array(value: Tensor) -> Array:
+    """A tensor as an array of a message. NumPy has no bfloat16: its bits travel as 16-bit integers, labelled as what they are."""
+    value = value.detach().cpu()
+    if value.dtype != torch.bfloat16:
+        return Array(value.numpy())
+    bits = Array(value.contiguous().view(torch.uint16).numpy())
+    return Array(BFLOAT16, tuple(value.shape), bits.stype, bits.data)
 
 
 def vector(name: str, value: Tensor) -> ArrayRecord:
@@ -116,70 +179,28 @@ def vector(name: str, value: Tensor) -> ArrayRecord:
 
 
 def tensor(content: RecordDict, record: str, name: str) -> Tensor:
-    """One array of a record, as a tensor of its own."""
+    """A copy of one array of a record, as a tensor."""
     return torch.from_numpy(content.array_records[record][name].numpy().copy())
 
 
-def words(content: RecordDict, record: str) -> dict[str, Any]:
-    """A config record as a plain dict; empty where there is none."""
+def read_config(content: RecordDict, record: str) -> dict[str, Any]:
+    """A config record as a dict; empty if the record is missing."""
     return dict(content.config_records.get(record) or {})
 
 
-def config(told: Mapping[str, Any]) -> ConfigRecord:
-    return ConfigRecord(dict(told))
+def config_record(values: Mapping[str, Any]) -> ConfigRecord:
+    return ConfigRecord(dict(values))
 
 
-def metrics(told: Mapping[str, Any]) -> MetricRecord:
-    return MetricRecord(dict(told))
+def metric_record(values: Mapping[str, Any]) -> MetricRecord:
+    return MetricRecord(dict(values))
+
+
+def vectors(name: str, record: ArrayRecord) -> int:
+    """How many model-sized vectors a record of a reply holds: `sent` has one per name, other records hold one model or update."""
+    return len(record) if name == SENT else int(name != UPDATE or any(key == "g" or key.startswith("g.") for key in record))
 
 
 def size(record: ArrayRecord) -> int:
-    """Bytes of the numbers in a record, headers aside."""
-    return sum(math.prod(array.shape) * np.dtype(array.dtype).itemsize for array in record.values())
-
-
-def read_update(
-    content: RecordDict, layout: Layout, w: Tensor, eta_L: float, max_norm: float | None = None, needs_steps: bool = False
-) -> Update:
-    """An answer as an update: sent as g by our own client, or formed here from the trained weights of any other.
-
-    Weights give g = (w_t - w_i) / eta_L, in double. What rounding the weights carried returns to the model multiplied by
-    eta_t, that is at the size of a rounding of the weights, however small the rate.
-    """
-    records = content.array_records
-    if UPDATE in records:
-        kind = str(layout.dtype).removeprefix("torch.")
-        arrays = dict(records[UPDATE])
-        if "g" not in arrays:
-            raise Refused("its update is missing")
-        g = checked(arrays.pop("g"), Spot("g", (layout.size,), kind))
-        if arrays.keys() != {spot.name for spot in layout.buffers}:
-            raise Refused("its buffers are not the model's")
-        buffers = {spot.name: checked(arrays[spot.name], spot) for spot in layout.buffers}
-    elif len(records) == 1:
-        trained, buffers = layout.read(next(iter(records.values())))
-        g = ((w.double() - trained.double()) / eta_L).to(layout.dtype)
-    else:
-        raise Refused(f"it has {len(records)} array records, expected one with the trained weights")
-    if not bool(torch.isfinite(g).all()):
-        raise Refused("its update is not finite")
-    moved = eta_L * float(g.double().norm())
-    if max_norm is not None and moved > max_norm:
-        raise Refused(f"it moves the model by {moved:.3g}, allowed is {max_norm:.3g}")
-    return Update(g, *_metrics(content, needs_steps), buffers)
-
-
-def _metrics(content: RecordDict, needs_steps: bool) -> tuple[float, float, float | None]:
-    """K, the samples and the training loss, where they are told."""
-    told: dict[str, Any] = {}
-    for record in content.metric_records.values():
-        told |= dict(record)
-    if needs_steps and "steps" not in told:
-        raise Refused("it does not tell its number of local steps, which is needed here: use mimicfl.flower.client_app")
-    untold = "steps" not in told
-    steps, samples, loss = told.get("steps", 1), told.get("num-examples", 1), told.get("train-loss", told.get("train_loss"))
-    if isinstance(steps, bool) or not isinstance(steps, (int, float)) or not 1 <= steps < math.inf:
-        raise Refused(f"it claims {steps!r} local steps")
-    if not isinstance(samples, (int, float)) or not math.isfinite(samples) or samples <= 0:
-        raise Refused(f"it claims {samples!r} samples")
-    return math.nan if untold else steps, float(samples), float(loss) if isinstance(loss, (int, float)) and math.isfinite(loss) else None
+    """Bytes of the numbers in a record, without headers (NumPy pads them to 128 bytes)."""
+    return sum(max(0, len(array.data) - HEADER) for array in record.values())

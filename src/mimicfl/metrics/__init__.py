@@ -1,1 +1,1 @@
-"""What a run measures and keeps: evaluation, history, and the run folder."""
+"""Measurements of a run and their storage: evaluation, diagnostics, history and the run folder."""

@@ -1,4 +1,4 @@
-"""Versions and hardware, so that a number can be traced to what made it."""
+"""Versions and hardware of a run, so that its numbers can be traced to them."""
 
 import os
 import platform
@@ -15,6 +15,7 @@ THEN = ", then "
 
 
 def environment() -> dict[str, Any]:
+    """The versions and hardware of this process."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "mimicfl": __version__,
@@ -30,7 +31,7 @@ def environment() -> dict[str, Any]:
 
 
 def continued(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """The environment of a run that began in one and goes on in another: `torch 2.11, then 2.13`."""
+    """Merge the environments of a run that started in `then` and resumed in `now`: `torch 2.11, then 2.13`."""
     found = dict(then)
     for key, value in now.items():
         before = str(then.get(key)).split(THEN)

@@ -1,19 +1,25 @@
-"""How good a model is: loss and accuracy over held-out samples, by class, and by client.
+"""Evaluation of a model: loss and accuracy over held-out samples, by class, and by client.
 
-Outputs for classes are [samples, classes, ...], as torch's cross-entropy takes them, and targets [samples, ...]. Accuracy is over
-targets: with labels [samples, positions] every position counts, unless it has no target (a negative label, or the loss's `ignore_index`).
+Outputs for classification are [samples, classes, ...], as torch's cross-entropy expects them, and targets are [samples, ...]. Accuracy is
+the fraction of correct targets: with labels [samples, positions] every position counts, unless its label is negative or equals the
+loss's `ignore_index`.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..clients.losses import Loss
 from ..data.clients import Holdout
-from ..data.dataset import IGNORED
-from ..local.losses import Loss
+from ..data.convert import IGNORED
+from ..data.samples import Samples, clone, forward
+from ..tasks import Classification, LearningTask, Metric
+from ..tasks.metrics import ByClass
 
 
 @dataclass(frozen=True)
@@ -23,11 +29,13 @@ class Score:
     class_accuracy: list[float | None]  # None for a class without test samples
     correct: Tensor | None  # bool of the targets' shape
     counted: Tensor | None = None  # bool of the targets' shape: False where ignored
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of a task, by column
+    per_sample: Tensor | None = None  # [n, k] the numbers of each sample whose sums give the task's metric per client
 
 
-def correct(output: Tensor, target: Tensor) -> Tensor | None:
-    """Which targets are predicted correctly, bool of the targets' shape; None if the targets are not classes."""
-    if target.is_floating_point():
+def correct(output: Tensor, target: Samples) -> Tensor | None:
+    """Which targets are predicted correctly, bool of the targets' shape. None if the targets are not classes."""
+    if not isinstance(target, Tensor) or target.is_floating_point():
         return None
     single = output.ndim < 2 or output.shape[1] == 1
     predicted = (output.reshape(-1) > 0).long() if single else output.argmax(dim=1)
@@ -50,28 +58,66 @@ def counted(target: Tensor, loss: Loss) -> Tensor:
 
 @torch.no_grad()
 def evaluate(module: nn.Module, samples: Holdout, loss: Loss, num_classes: int) -> Score:
-    """One pass in evaluation mode."""
+    """Evaluate a module on the samples, in evaluation mode. With a task, no more than one slice of outputs is kept at a time."""
     training = module.training
     module.eval()
-    outputs = torch.cat([module(x) for x, _ in samples])
-    module.train(training)
+    try:
+        if isinstance(loss, LearningTask):
+            tally = Tally(loss)
+            for x, y in samples:
+                tally.add(forward(module, x), y)
+            return tally.score()
+        outputs = torch.cat([forward(module, x) for x, _ in samples])
+    finally:
+        module.train(training)
     return score(outputs, samples.y, loss, num_classes)
 
 
-def score(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> Score:
-    """What these outputs are worth."""
+class Tally:
+    """The loss and metrics of one model for a task, added up batch by batch."""
+
+    def __init__(self, task: LearningTask) -> None:
+        self.task, self.client_metric = task, task.client_metric
+        self.by_class = type(task) is Classification  # a language model has too many classes for a row
+        self.metrics: list[Metric] = [*task.metrics, *([ByClass()] if self.by_class else [])]
+        self.loss: list[Tensor] = []  # [2] per batch
+        self.sums: list[Any] = []  # per metric: what its `sums` gives, added up
+        self.per_sample: list[Tensor] = []
+
+    @torch.no_grad()
+    def add(self, output: Tensor, target: Samples) -> None:
+        """Add a batch. Custom functions get copies, since they may modify their arguments."""
+        total, weight = self.task.sums(output.clone(), clone(target))
+        self.loss.append(torch.stack([total.double().sum(), weight.double().sum()]))
+        found = [metric.sums(self.task, output.clone(), clone(target)) for metric in self.metrics]
+        self.sums = [a + b for a, b in zip(self.sums, found, strict=True)] if self.sums else found
+        if self.client_metric is not None:
+            self.per_sample.append(self.client_metric.per_sample(self.task, output.clone(), clone(target)).cpu())
+
+    def score(self) -> Score:
+        total, weight = torch.stack(self.loss).sum(dim=0).tolist()
+        sums = [each.cpu() for each in self.sums]
+        values = {metric.column: metric.value(each) for metric, each in zip(self.task.metrics, sums, strict=False)}
+        right, _, present = sums[-1].tolist() if self.by_class else ([], [], [])
+        recall = [r / n if n else None for r, n in zip(right, present, strict=True)]
+        kept = torch.cat(self.per_sample) if self.per_sample else None
+        return Score(total / weight if weight else 0.0, values.pop("test_accuracy", None), recall, None, metrics=values, per_sample=kept)
+
+
+def score(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> Score:
+    """Loss and accuracy of the outputs of one model."""
     return scores(outputs[None], targets, loss, num_classes)[0]
 
 
-def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> list[Score]:
-    """What the outputs [r, n, ...] of several models are worth; a GPU is waited for once, not once per number."""
-    # Copies, since a loss may write to what it is given.
-    values = torch.stack([loss(output.clone(), targets.clone()) for output in outputs]).tolist()
-    if targets.is_floating_point():
+def scores(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> list[Score]:
+    """Loss and accuracy of the outputs [r, n, ...] of several models. Synchronizes with a GPU once instead of once per number."""
+    # Copies, because a loss may modify its arguments.
+    values = torch.stack([loss(output.clone(), clone(targets)) for output in outputs]).tolist()
+    if not isinstance(targets, Tensor) or targets.is_floating_point():
         return [Score(value, None, [], None) for value in values]
     keep = counted(targets, loss)
     hits = [hit for output in outputs if (hit := correct(output, targets)) is not None]
-    labels = targets.clamp_min(0).reshape(-1)  # ignored targets add nothing, whatever their label here
+    labels = targets.clamp_min(0).reshape(-1)  # ignored targets are masked out, so their label does not matter
 
     def by_class(mask: Tensor) -> Tensor:
         return torch.zeros(num_classes, dtype=torch.long, device=labels.device).scatter_add_(0, labels, mask.reshape(-1).long())
@@ -79,14 +125,21 @@ def scores(outputs: Tensor, targets: Tensor, loss: Loss, num_classes: int) -> li
     sizes, *right = torch.stack([by_class(keep), *[by_class(hit & keep) for hit in hits]]).tolist()
     total = sum(sizes)
     return [
-        Score(value, sum(own) / total if total else None, [r / n if n else None for r, n in zip(own, sizes, strict=True)], hit, keep)
-        for value, own, hit in zip(values, right, hits, strict=True)
+        Score(value, sum(counts) / total if total else None, [r / n if n else None for r, n in zip(counts, sizes, strict=True)], hit, keep)
+        for value, counts, hit in zip(values, right, hits, strict=True)
     ]
 
 
-def client_accuracy(train: Score, split: list[np.ndarray]) -> list[float]:
-    """The model's accuracy on every client's own samples, active or not; 0 for a client without a target that counts."""
-    if train.correct is None or train.counted is None:
+def client_accuracy(found: Score, split: list[np.ndarray]) -> list[float | None]:
+    """The model's accuracy on the samples of every client, active or not; None for a client without targets that count."""
+    if found.correct is None or found.counted is None:
         return []
-    right, held = (each.reshape(len(each), -1).sum(dim=1).cpu().numpy() for each in (train.correct & train.counted, train.counted))
-    return [float(right[part].sum() / max(held[part].sum(), 1)) for part in split]
+    right, held = (each.reshape(len(each), -1).sum(dim=1).cpu().numpy() for each in (found.correct & found.counted, found.counted))
+    return [float(right[part].sum() / n) if (n := held[part].sum()) else None for part in split]
+
+
+def per_client(metric: Metric, found: Score, split: Sequence[np.ndarray]) -> list[float | None]:
+    """The metric on the samples of every client; None for a client without samples that count."""
+    if found.per_sample is None:
+        return []
+    return [metric.value(found.per_sample[torch.from_numpy(part)].sum(dim=0)) if len(part) else None for part in split]

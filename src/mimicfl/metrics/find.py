@@ -1,4 +1,4 @@
-"""Finds the run folders at or below a folder, by a bounded search."""
+"""Find the run folders at or below a folder with a bounded search."""
 
 import contextlib
 import os
@@ -14,8 +14,8 @@ _REMEDY = "give the folder that holds the runs, such as runs/demo"
 def config_files(path: Path) -> list[Path]:
     """The run folders at or below `path`, sorted.
 
-    Hidden folders, symbolic links and the inside of run folders are not searched. The root of a file system, the home folder, and trees
-    with more folders or levels than any collection of runs has are refused.
+    Hidden folders, symbolic links and the inside of run folders are not searched. Raises `UsageError` for the root of a file system, for
+    the home folder, and for trees with more than MOST_FOLDERS folders or DEEPEST levels.
     """
     if (path / CONFIG).is_file():
         return [path]
@@ -28,7 +28,7 @@ def config_files(path: Path) -> list[Path]:
         if visited > MOST_FOLDERS or depth > DEEPEST:
             size = f"more than {MOST_FOLDERS:,} folders" if visited > MOST_FOLDERS else f"folders more than {DEEPEST} levels deep"
             raise UsageError(f"{path} is too large to search for runs: it holds {size}; {_REMEDY}")
-        names, is_run = _look_into(folder)
+        names, is_run = _scan(folder)
         if is_run:
             found.append(folder)
         else:
@@ -38,14 +38,14 @@ def config_files(path: Path) -> list[Path]:
 
 def _check_start(path: Path) -> None:
     real = path.resolve()
-    with contextlib.suppress(RuntimeError):  # there is no home folder
+    with contextlib.suppress(RuntimeError):  # the user has no home folder
         if real == Path.home().resolve():
             raise UsageError(f"{path} is the home folder, which is too large to search for runs; {_REMEDY}")
     if real.parent == real:
         raise UsageError(f"{path} is the root of a file system, which is too large to search for runs; {_REMEDY}")
 
 
-def _look_into(folder: Path) -> tuple[list[str], bool]:
+def _scan(folder: Path) -> tuple[list[str], bool]:
     """The names of subfolders that may hold runs, and whether the folder itself is a run."""
     names = []
     try:

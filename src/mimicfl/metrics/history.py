@@ -1,6 +1,9 @@
-"""`History`: what a run leaves behind."""
+"""`History`: the result of a run."""
 
 import copy
+import html
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -9,8 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import params
+from ..clients import params
+from ..display import curves, schedule_picture, table
+from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
+from ..tasks.metrics import higher_is_better
 from .store import Row as Row
 from .store import RunFolder
 
@@ -21,24 +27,28 @@ if TYPE_CHECKING:
 
 @dataclass
 class History:
-    """Rows (one dict a round), the final parameters, and who was there.
+    """The rows of a run (one dict per round), its final parameters and which clients participated.
 
-    A row holds: round, active (how many), clients (which), empty, local_lr, global_lr, train_loss, test_loss,
-    test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploadings as the paper counts them),
+    A row holds: round, active (number of active clients), clients (their ids), empty, local_lr, global_lr, train_loss, test_loss,
+    test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploads as the paper counts them),
     vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
     """
 
     rows: list[Row] = field(repr=False)
     params: Tensor = field(repr=False)  # [d]
     num_clients: int
-    client_accuracy: list[float] = field(default_factory=list, repr=False)  # on each client's own samples, after the last round
+    client_accuracy: list[float | None] = field(default_factory=list, repr=False)  # on each client's training samples, after the last round
+    client_scores: list[float | None] = field(
+        default_factory=list, repr=False, kw_only=True
+    )  # main metric on each client's own test samples
     class_counts: np.ndarray | None = field(default=None, repr=False)  # [N, classes]
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)
-    template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or what makes it, when it is wanted
+    template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or a function that creates it
     fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)  # empty in records and in runs of earlier versions
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
-    params_round: int = -1  # how many rounds `params` have seen: all, or fewer where an unfinished run was read between two checkpoints
+    directions: dict[str, bool] = field(default_factory=dict, repr=False)  # of the task's metrics, by column: is a larger value better?
+    params_round: int = -1  # number of rounds in `params`; less than all rows if an unfinished run was read between two checkpoints
 
     def __post_init__(self) -> None:
         if self.params_round < 0:
@@ -50,11 +60,26 @@ class History:
         behind = [f"params after {self.params_round} rounds"] if self.params_round < len(self.rows) else []
         return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends, *behind])})"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the last values, the curve, and who participated."""
+        metric, xs, ys = self.curve()
+        facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
+        facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
+        chart = curves([(repr(self), "", xs, ys)], "model uploads", metric.replace("_", " "))
+        schedule = schedule_picture(self.available) if self.rows and self.num_clients else ""
+        return f"<code>{html.escape(repr(self))}</code>{table([], facts)}{chart}{schedule}"
+
+    def curve(self) -> tuple[str, list[int], list[float]]:
+        """The name of the main metric (accuracy if there is one, else test loss), the uploads of its rounds and its values."""
+        metric = "test_accuracy" if self.last("test_accuracy") is not None else "test_loss"
+        rows = [row for row in self.rows if row.get(metric) is not None]
+        return metric, [row["uploads"] for row in rows], [row[metric] for row in rows]
+
     def model(self) -> nn.Module:
-        """The trained module, a new copy."""
+        """A new module with the trained parameters and buffers."""
         if self.template is None:
             raise ValueError(
-                "this run was made of Python objects, which its folder does not hold: load history.params into your own module"
+                "this run was made from Python objects, which its folder does not store; load history.params into your own module"
             )
         empty = copy.deepcopy(self.template) if isinstance(self.template, nn.Module) else self.template()
         module = params.load(empty, self.params)
@@ -65,15 +90,35 @@ class History:
 
     @property
     def available(self) -> np.ndarray:
-        """Who was there, bool [rounds, clients]."""
+        """Which clients participated, bool [rounds, clients]."""
         available = np.zeros((len(self.rows), self.num_clients), dtype=bool)
         for t, row in enumerate(self.rows):
             available[t, row["clients"]] = True
         return available
 
     def last(self, key: str) -> Any:
-        """The last value of a column that is not None."""
+        """The last value of a column that is not None, or None."""
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
+
+    def time_to(self, key: str, target: float, against: str = "virtual_seconds") -> float | None:
+        """What it costs until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
+
+        None if the run never reaches it: the time is then censored at the end of the run. Columns of which smaller values are better,
+        such as losses, perplexity and RMSE, must fall to the target; others must rise to it.
+        `round` is the number of the round, counted from 0.
+        """
+        if self.rows and against not in self.rows[-1]:
+            raise UsageError(f"the rows have no column {against!r}; virtual seconds need a speed, a bandwidth or a trace")
+        if self.rows and not any(key in row for row in self.rows):
+            raise UsageError(f"the rows have no column {key!r}; {nearest(key, self.rows[-1])}")
+        rises = higher_is_better(key, self.directions)
+        for row in self.rows:
+            value = row.get(key)
+            if value is not None and (value >= target if rises else value <= target):
+                if row.get(against) is None:
+                    raise UsageError(f"the column {against!r} has no value in round {row['round']}, which reaches the target; use round")
+                return float(row[against])
+        return None
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The rows as a data frame (needs pandas)."""
@@ -82,21 +127,28 @@ class History:
         return pandas.DataFrame(self.rows).set_index("round")
 
     def plot(self) -> "Figure":
-        """Accuracy (or loss) against uploads, as a matplotlib figure."""
-        from ..report.figures import curves
+        """Plot accuracy (or test loss) against model uploads as a matplotlib figure. `mimicfl report` compares several runs."""
+        from matplotlib.figure import Figure
 
-        return curves([self])
+        metric, uploads, values = self.curve()
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(uploads, values, label=str(self.config.get("algorithm", "")))
+        axes.set(xlabel="model uploads", ylabel=metric.replace("_", " "), title=str(self.config.get("availability", "")))
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.legend(frameon=False)
+        return figure
 
 
 def read(folder: RunFolder) -> History:
-    """The history of a run folder, finished or not."""
+    """Read the history of a run folder, finished or not."""
     final = folder.load("final")
     tensors, facts = final or ({}, {})
     if final is None:
         saved, facts = folder.load("checkpoint") or ({}, {})
         tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
     counts = tensors.get("class_counts")
-    accuracy = tensors.get("client_accuracy")
+    accuracy, scores = tensors.get("client_accuracy"), tensors.get("client_scores")
     folder.check_config(facts)
     rows = folder.rows_of(facts) if final else folder.rows(facts)
     busiest = max((max(row["clients"], default=-1) for row in rows), default=-1) + 1
@@ -104,16 +156,31 @@ def read(folder: RunFolder) -> History:
         rows=rows,
         params=tensors.get("params", torch.empty(0)),
         num_clients=max(busiest, len(counts) if counts is not None else _clients(folder)),
-        client_accuracy=[] if accuracy is None else accuracy.tolist(),
+        client_accuracy=_known(accuracy),
+        client_scores=_known(scores),
         class_counts=None if counts is None else counts.numpy(),
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
         fingerprint=Fingerprint.from_json(facts.get("run", "")),
         environment=folder.environment(),
+        directions=_directions(facts.get("directions", "{}")),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )
+
+
+def _known(values: Tensor | None) -> list[float | None]:
+    """A stored value per client; nan, which stands for no value, as None."""
+    return [] if values is None else [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def _clients(folder: RunFolder) -> int:
     number = folder.config.get("num_clients", 0)
     return number if isinstance(number, int) else 0
+
+
+def _directions(text: str) -> dict[str, bool]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    return {column: value for column, value in found.items() if isinstance(value, bool)} if isinstance(found, dict) else {}

@@ -1,14 +1,13 @@
-"""One run = one folder, safe against SIGKILL at any moment.
+"""One run is one folder, consistent even if the process is killed at any moment.
 
     config.toml              the settings, written first, under a lock
     env.json                 versions and hardware
     rows.jsonl               one line per round, appended; each ends with a checksum of itself and all lines before it
-    checkpoint.safetensors   model, algorithm state and round; replaced in one step, after the rows it counts are on disk
-    final.safetensors        written last: its presence means that the run is finished
+    checkpoint.safetensors   model, algorithm state and round; replaced atomically, after its rows are on disk
+    final.safetensors        written last: it exists if and only if the run is finished
 
-Checkpoint and final hold the checksum of their rows and of the settings, so files of different runs are not taken for one run. Rows
-beyond the checkpoint, or half a line of them, are what a killed run leaves; reading ignores the half line and resuming trains those
-rounds again.
+Checkpoint and final hold the checksums of their rows and of the settings, so files of different runs cannot be mixed. A killed run may
+leave rows beyond its checkpoint and an incomplete last line. Readers ignore the incomplete line, and resuming repeats those rounds.
 """
 
 import contextlib
@@ -17,7 +16,6 @@ import math
 import os
 import re
 import tomllib
-import weakref
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,31 +26,27 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ..config import BESIDE_THE_POINT, check_kept, defaults
 from ..errors import UsageError
 from ..files import explained, explained_reading, flush, sweep, write_tensors, write_text
 from ..fingerprint import digest
+from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
 from .environment import continued, environment
 from .find import config_files
-
-try:
-    import fcntl
-except ImportError:  # not on Windows: two processes in one folder are then the user's care
-    fcntl = None  # type: ignore[assignment]
+from .lock import lock_folder
 
 FORMAT = "mimicfl-1"
-LENGTHS = ("rounds", "uploads")  # settings that say how long a run is
+LENGTHS = ("rounds", "uploads")  # settings that determine the length of a run
 FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
-MOST_CLIENTS = 10**9  # a larger client number is damage
-CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a row's line
-_REMEDY = "delete it, and the run is made good from what is left"
-_FROM_START = "delete checkpoint.safetensors and final.safetensors to train it again from the start"
+MOST_CLIENTS = 10**9  # a larger client id means a damaged row
+CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a line
+_REMEDY = "delete it and resume the run"
+_FROM_START = "delete checkpoint.safetensors and final.safetensors to repeat the run from the start"
 Row = dict[str, Any]
 
 
 class RunFolder:
-    """A run on disk: open an existing one with `RunFolder(path)`, begin or continue one with `RunFolder.claim(path, config)`."""
+    """A run on disk: open an existing one with `RunFolder(path)`, start or resume one with `RunFolder.claim(path, config)`."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = as_folder(path)
@@ -68,14 +62,14 @@ class RunFolder:
 
     @classmethod
     def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
-        """The folder for this run, locked: a new one, or one that already holds a run. The caller checks whether it is the same run."""
+        """Create or open the folder of a run and lock it. The caller checks whether an existing run is the same one."""
         path = as_folder(path)
         with explained(path):
             path.mkdir(parents=True, exist_ok=True)
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in FILES)
         if others and not (path / "config.toml").exists():
-            raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}): choose another folder")
-        lock = _lock(path)
+            raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}); choose another folder")
+        lock = lock_folder(path)
         try:
             if not (path / "config.toml").exists():
                 write_text(path / "config.toml", dumps(config))
@@ -96,8 +90,8 @@ class RunFolder:
         self._write_config(config)
         self.keep_rows([])
 
-    def settle(self, config: dict[str, Any]) -> None:
-        """Continue the run with these settings, which may make it longer."""
+    def extend(self, config: dict[str, Any]) -> None:
+        """Resume the run with these settings, which may make it longer."""
         given = tomllib.loads(dumps(config))
         lengths = {key: given[key] for key in LENGTHS if key in given}
         self._write_config({key: value for key, value in self.config.items() if key not in LENGTHS} | lengths)
@@ -111,11 +105,11 @@ class RunFolder:
             self.config = kept
 
     def check_config(self, facts: dict[str, str]) -> None:
-        """Refuse settings that the checkpoint or result was not made with."""
+        """Raise `UsageError` if the checkpoint or result was made with other settings."""
         pairs = [("config", settings_digest(self.config))] + [("lengths", lengths_digest(self.config))] * self.finished
         if facts.get("round", "0") != "0" and any(facts.get(key, digest_) != digest_ for key, digest_ in pairs):
             raise UsageError(
-                f"{self.path / 'config.toml'} does not belong to this run: it was edited or is from another folder; restore the original"
+                f"{self.path / 'config.toml'} does not belong to this run: it was edited or comes from another folder; restore the original"
             )
 
     def close(self) -> None:
@@ -137,22 +131,22 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def rows(self, facts: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
-        """All rows up to the first incomplete line; `facts` are the metadata of the checkpoint or result that counts them."""
+        """All rows up to the first incomplete line, checked against `facts`, the metadata of the checkpoint or result."""
         count, found = _count(facts), self._read_rows()
         if len(found) < count:
             raise UsageError(
                 f"{self.path / 'rows.jsonl'} is damaged: {len(found)} good rows, but the run had reached round {count}; {_FROM_START}"
             )
         if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
-            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows are from another run; {_FROM_START}")
+            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows come from a different run; {_FROM_START}")
         return [row for row, _ in found]
 
     def rows_of(self, facts: Mapping[str, str]) -> list[Row]:
-        """The rows that a checkpoint or result counts."""
+        """The rows of the rounds that a checkpoint or result includes."""
         return self.rows(facts)[: _count(facts)]
 
     def _read_rows(self) -> list[tuple[Row, str]]:
-        """Every good row with its checksum; rows of earlier versions have none."""
+        """Every good row with its checksum, which is empty for rows of earlier versions."""
         file = self.path / "rows.jsonl"
         found: list[tuple[Row, str]] = []
         crc = 0
@@ -170,31 +164,31 @@ class RunFolder:
 
     def append(self, row: Row) -> None:
         with explained(self.path / "rows.jsonl"), (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(self._line(row))  # opened each time: thousands of runs may be active at once
+            file.write(self._line(row))  # reopened for each row: thousands of runs may be active at once, too many open files
 
     def keep_rows(self, rows: list[Row]) -> None:
-        """Cut the file back to these rows, in one step."""
+        """Replace the content of the file by these rows, atomically."""
         self._crc = 0
         write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
 
     def _line(self, row: Row) -> str:
-        """A row as a line of the file, with the checksum over it and all rows before it."""
+        """A row as a line of the file, with the checksum of this row and all rows before it."""
         text = json.dumps(row, allow_nan=False)
         self._crc = zlib.crc32(text.encode(), self._crc)
         return f'{text[:-1]}, "crc": "{self._crc:08x}"}}\n'
 
     def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
-        """Write `checkpoint` or `final` with a checksum, after the rows are safely on disk."""
+        """Write `checkpoint` or `final` with a checksum, after flushing the rows to disk."""
         if (self.path / "rows.jsonl").is_file():
             with explained(self.path / "rows.jsonl"):
                 flush(self.path / "rows.jsonl")
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        own = {"format": FORMAT, "crc32": _checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
-        own["lengths"] = lengths_digest(self.config)
-        write_tensors(self.path / f"{name}.safetensors", flat, own | facts)
+        metadata = {"format": FORMAT, "crc32": checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
+        metadata["lengths"] = lengths_digest(self.config)
+        write_tensors(self.path / f"{name}.safetensors", flat, metadata | facts)
 
     def load(self, name: str) -> tuple[dict[str, Tensor], dict[str, str]] | None:
-        """The tensors and facts of `checkpoint` or `final`, or None if it was never written."""
+        """The tensors and metadata of `checkpoint` or `final`, or None if the file does not exist."""
         file = self.path / f"{name}.safetensors"
         if not file.exists():
             return None
@@ -207,43 +201,43 @@ class RunFolder:
         except (SafetensorError, OSError) as error:
             raise UsageError(f"{file} is damaged ({error}): {_REMEDY}") from None
         if facts.get("format") != FORMAT:
-            raise UsageError(f"{file} was not written by this version of mimicfl (format {facts.get('format')!r})")
-        if facts.get("crc32") != _checksum(tensors):
+            raise UsageError(f"{file} has format {facts.get('format')!r}, expected {FORMAT!r}; read it with the mimicfl that wrote it")
+        if facts.get("crc32") != checksum(tensors):
             raise UsageError(f"{file} is damaged (its checksum is wrong): {_REMEDY}")
         return tensors, facts
 
 
 def as_folder(path: Any) -> Path:
-    """A folder given by the user, as a path."""
+    """Convert a folder given by the user to a path; raises `UsageError` if it cannot be one."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
         raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
     with explained_reading(Path(text)):
-        (Path(text) / "config.toml").exists()  # a name that is too long, or a folder that must not be entered
+        (Path(text) / "config.toml").exists()  # fails if the name is too long or permission is missing
     return Path(text)
 
 
 def _count(facts: Mapping[str, str]) -> int:
-    """The number of rounds in a checkpoint or result."""
+    """The number of rounds that a checkpoint or result includes."""
     round_ = facts.get("round", "0")
     if not round_.isdecimal():
-        raise UsageError(f"the round of a checkpoint must be a whole number, got {round_!r}: the file is damaged; {_FROM_START}")
+        raise UsageError(f"the round of a checkpoint must be a whole number, got {round_!r}; the file is damaged: {_FROM_START}")
     return int(round_)
 
 
 def _parsed(line: bytes) -> Row | None:
     try:
-        row = json.loads(line, parse_constant=_no_number)
+        row = json.loads(line, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
     return row if _is_row(row) else None
 
 
-def _no_number(word: str) -> None:
-    raise ValueError(f"{word} is not a number that rows may hold")
+def _reject_constant(word: str) -> None:
+    raise ValueError(f"{word} is not a finite number")
 
 
 def _is_row(row: Any) -> bool:
-    """Does it have what every reader of rows relies on?"""
+    """Whether a parsed line has all columns that readers rely on, with valid values."""
     if not isinstance(row, dict) or not isinstance(row.get("clients"), list):
         return False
     counts = all(
@@ -254,7 +248,8 @@ def _is_row(row: Any) -> bool:
     return counts and finite and all(isinstance(client, int) and 0 <= client < MOST_CLIENTS for client in row["clients"])
 
 
-def _checksum(tensors: dict[str, Tensor]) -> str:
+def checksum(tensors: dict[str, Tensor]) -> str:
+    """A checksum of names and values."""
     crc = 0
     for key in sorted(tensors):
         raw = tensors[key].reshape(-1).view(torch.uint8) if tensors[key].numel() else torch.empty(0, dtype=torch.uint8)
@@ -262,47 +257,28 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     return f"{crc:08x}"
 
 
-def _lock(path: Path) -> TextIO | None:
-    """Hold the folder against a second writer; the lock goes with the process, however it ends."""
-    if fcntl is None:
-        return None
-    with explained(path):
-        handle = (path / ".lock").open("a")
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            handle.close()
-            raise UsageError(f"{path} is being written by another process: wait for it or choose another folder") from None
-        _LOCKS.add(handle)
-        return handle
-
-
-_LOCKS: weakref.WeakSet[TextIO] = weakref.WeakSet()
-if hasattr(os, "register_at_fork"):  # a forked child would hold the lock even after its parent's death
-    os.register_at_fork(after_in_child=lambda: [handle.close() for handle in list(_LOCKS)])
-
-
 def settings_digest(config: dict[str, Any]) -> str:
-    """A hash of the settings that a result depends on, without the run's length, which may grow."""
-    return digest(sorted((key, repr(value)) for key, value in config.items() if key not in (*BESIDE_THE_POINT, *LENGTHS)))
+    """A hash of the settings that a result depends on, without the length of the run, which may be extended."""
+    return digest(sorted((key, repr(value)) for key, value in config.items() if key not in (*NOT_IN_RESULT, *LENGTHS)))
 
 
 def lengths_digest(config: dict[str, Any]) -> str:
+    """A hash of the settings that determine the length of a run."""
     return digest([config.get(key) for key in LENGTHS])
 
 
 def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
-    """Refuse a folder that was claimed for other settings. `longer` allows more rounds or uploads than the run was started with."""
+    """Raise `UsageError` if the folder holds a run with other settings. `longer` allows more rounds or uploads than it was started with."""
     if difference := differing_setting(folder, config, longer):
         raise UsageError(f"{folder.path} holds a different run ({difference}); choose another folder")
 
 
 def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> str:
-    """The first setting in which a folder differs, in words; settings unknown to an older version count as their defaults."""
+    """A description of the first setting that differs, or an empty text. Settings that an older version lacks have their defaults."""
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
     pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
     more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)
-    keys = sorted((ours.keys() | theirs.keys()) - set(BESIDE_THE_POINT) - set(LENGTHS if more else ()))
+    keys = sorted((ours.keys() | theirs.keys()) - set(NOT_IN_RESULT) - set(LENGTHS if more else ()))
     different = [key for key in keys if ours.get(key) != theirs.get(key)]
     return f"{different[0]} is {theirs.get(different[0])!r} there and {ours.get(different[0])!r} here" if different else ""
 
@@ -315,7 +291,7 @@ def find_runs(paths: list[str | Path]) -> list[RunFolder]:
             raise UsageError(f"{path} does not exist")
         below = config_files(path)
         if not below:
-            raise UsageError(f"{path} holds no run: no config.toml in it or below it")
+            raise UsageError(f"{path} holds no run: there is no config.toml in it or below it")
         for folder in below:
             found.setdefault(folder.resolve(), RunFolder(folder))
     return list(found.values())

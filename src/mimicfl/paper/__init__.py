@@ -1,1 +1,1 @@
-"""The paper's experiments as data, the numbers it prints beside them, and what came out when they were run here."""
+"""The paper's experiments as declarations, the numbers it publishes, and records of our runs."""

@@ -1,10 +1,10 @@
-"""Accuracies the paper prints, in percent: (mean, standard deviation or None where none is given)."""
+"""Accuracies published in the paper, in percent: (mean, standard deviation), or None where it gives no standard deviation."""
 
 Published = dict[str, dict[str, tuple[float, float | None]]]  # algorithm -> column -> value
 
 
 def _table(columns: str, **rows: str) -> Published:
-    """`_table("10%, 30%", mimic="72.22+-5.28, 74.86+-4.44")`."""
+    """Parse a table such as `_table("10%, 30%", mimic="72.22+-5.28, 74.86+-4.44")`."""
     heads = [head.strip() for head in columns.split(",")]
     return {name: dict(zip(heads, map(_value, text.split(",")), strict=True)) for name, text in rows.items()}
 

@@ -1,4 +1,4 @@
-"""Run what is missing of the paper's experiments, piece by piece, and keep a record of every run that is finished."""
+"""Run the missing experiments of the paper in batches, and record every finished run."""
 
 import contextlib
 import dataclasses
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .. import algorithms, availability, runner
-from ..config import Experiment, device_kind, from_dict
-from ..engine import horizon
-from ..engine.checks import pick_device
+from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
+from ..experiments.build import build
+from ..experiments.execute import Notice, Plan, Progress, carry_out
 from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
+from ..participation.run_schedule import run_schedule
+from ..problem import find_device
 from ..registry import parse
-from ..sweep import carry_out
-from ..sweep.fuse import Notice, Plan
+from ..settings import Experiment, device_kind, from_dict
 from .records import COLUMNS, Records, keep, made_with, prepare, short
 from .study import Study
 
-# Lanes fixed, so that a run's bits do not depend on which other runs it shares the GPU with.
+# Fixed lanes, so that the result of a run does not depend on the other runs on the GPU.
 GPU_ENGINES = {"fmnist": "batched:160:compiled", "cifar10": "streams:15:compiled"}
-A_CLIENT_ROUND = {"lenet": 625 * 5.5e-6, "vgg11": 265 * 233e-6}  # seconds on an H200: so many steps, so long each
-A_PIECE = 560.0  # seconds there, at most
+SECONDS_PER_CLIENT_ROUND = {"lenet": 625 * 5.5e-6, "vgg11": 265 * 233e-6}  # on an H200: steps x seconds per step
+MOST_SECONDS = 560.0  # of a batch of runs on an H200
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,11 @@ class Cell:
     algorithm: str
 
     def runs(self, seeds: Sequence[int], scale: float = 1.0) -> list[Experiment]:
+        """The experiments of this cell, one per seed."""
         return [self.study.experiment(self.column, self.algorithm, seed, scale) for seed in seeds]
 
     def found(self, records: Records, seeds: Sequence[int], scale: float = 1.0) -> list[History]:
+        """The recorded runs of this cell."""
         return [run for e in self.runs(seeds, scale) if (run := records.get(e.id)) is not None]
 
 
@@ -57,22 +59,25 @@ def cells(studies: Sequence[Study], columns: Sequence[str] = (), rows: Sequence[
 
 
 def plan_of(wanted: Sequence[Cell], seeds: Sequence[int], scale: float, settings: dict[str, Any]) -> Plan:
-    """Every run once, however many cells show it, under its own name."""
+    """The runs of these cells by name. A run that several cells share appears once."""
     runs = [e for cell in wanted for e in cell.runs(seeds, scale)]
     if not runs:
-        raise UsageError("nothing is asked for: no column, algorithm or seed is left")
+        raise UsageError("nothing to run: no column, algorithm or seed is selected; see mimicfl reproduce --list")
     return {e.name: placed(e, settings) for e in runs}
 
 
 def placed(experiment: Experiment, settings: dict[str, Any]) -> Experiment:
-    """The same run on the device asked for."""
-    device = pick_device(str(settings.get("device", experiment.device)))
+    """The same run on the requested device, with fixed lanes on a GPU."""
+    device = find_device(str(settings.get("device", experiment.device)))
     fixed = GPU_ENGINES.get(parse(experiment.dataset)[0]) if device.type == "cuda" else None
     return dataclasses.replace(experiment, **({"engine": fixed} if fixed else {}) | settings | {"device": str(device)})
 
 
 def pieces(plan: Plan) -> list[Plan]:
-    """What runs together, ten minutes on an H200 if one run is not longer: small models side by side, of a large one those of a seed."""
+    """Split a plan into batches of runs that are trained together, each at most about ten minutes on an H200.
+
+    Runs of small models are batched freely; runs of a large model only with those of the same seed and setting.
+    """
     found: dict[Any, Plan] = {}
     for name, e in plan.items():
         own = () if e.model != "vgg11" else (e.availability, e.partition, e.seed)
@@ -81,12 +86,12 @@ def pieces(plan: Plan) -> list[Plan]:
 
 
 def _cut(group: Plan) -> Iterator[Plan]:
-    """Pieces of at most so much work; a run that is more than that alone is a piece of its own."""
+    """Split runs into batches of at most MOST_SECONDS; a longer run is a batch by itself."""
     piece: Plan = {}
     work = 0.0
     for name, e in group.items():
         own = seconds(e)
-        if piece and work + own > A_PIECE:
+        if piece and work + own > MOST_SECONDS:
             yield piece
             piece, work = {}, 0.0
         piece, work = piece | {name: e}, work + own
@@ -94,14 +99,14 @@ def _cut(group: Plan) -> Iterator[Plan]:
 
 
 def seconds(e: Experiment) -> float:
-    """What a run takes on an H200 that is filled by its company."""
-    return client_rounds(e) * A_CLIENT_ROUND.get(e.model, A_CLIENT_ROUND["lenet"])
+    """Estimated seconds of a run on an H200 that other runs keep fully occupied."""
+    return client_rounds(e) * SECONDS_PER_CLIENT_ROUND.get(e.model, SECONDS_PER_CLIENT_ROUND["lenet"])
 
 
 def client_rounds(e: Experiment) -> int:
-    """How often a client trains in this run, all rounds together."""
-    cost = getattr(algorithms.make(e.algorithm), "uploads", 1)
-    return int(horizon.plan(availability.make(e.availability), int(e.num_clients or 0), e.seed, None, e.rounds, e.uploads, cost).sum())
+    """The number of active clients, summed over all rounds of the run."""
+    cost = algorithms.trait(algorithms.make(e.algorithm), "uploads")
+    return int(run_schedule(participation.make(e.availability), int(e.num_clients or 0), e.seed, None, e.rounds, e.uploads, cost).sum())
 
 
 def reproduce(
@@ -109,25 +114,25 @@ def reproduce(
     out: Path,
     records: Path | None,
     minutes: float | None = None,
-    progress: runner.Reporter | None = None,
+    progress: Progress | None = None,
     notice: Notice | None = None,
 ) -> tuple[int, list[str]]:
-    """Carry the plan out and record what is finished, also when stopped in between.
+    """Execute the plan and record the finished runs, even if it is interrupted.
 
-    Returns how many runs are left, and a sentence for each piece in which runs diverged. After `minutes` what is running is saved.
-    Without `records` nothing is recorded (scaled runs are not the paper's).
+    Returns the number of unfinished runs, and a message for each batch in which runs diverged. After `minutes` the active runs are saved
+    and stopped. Without `records` nothing is recorded; scaled runs are not the paper's.
     """
     if minutes is not None:
         number("--minutes", minutes, low=0)
     if records is not None:
         prepare(records)
     for e in {e.dataset: e for e in plan.values()}.values():
-        runner.settle(e)  # a dataset that is missing is better found out now than in an hour
+        build(e)  # report a missing dataset now, before any training
     deadline, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
     for piece in pieces(plan):
         try:
             if deadline is None or time.monotonic() < deadline:
-                carry_out(piece, out, progress, functools.partial(_heard, {e.engine for e in piece.values()}, notice), deadline)
+                carry_out(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), deadline)
         except Diverged as error:
             failures.append(str(error))
         except Paused:
@@ -137,19 +142,19 @@ def reproduce(
     return left, failures
 
 
-def _heard(asked: set[str], notice: Notice | None, sentence: str) -> None:
-    """Pass a notice on; where a fast engine was asked for and cannot be had, hours of the plain one would help nobody."""
+def _on_notice(asked: set[str], notice: Notice | None, sentence: str) -> None:
+    """Forward a notice, but fail if the requested fast engine is not available: the plain engine would take hours."""
     if sentence.startswith("engine plain") and not asked & {"auto", "plain"}:
-        raise UsageError(f"{sentence.removeprefix('engine plain: ')}; give --engine auto to go on with what there is")
+        raise UsageError(f"{sentence.removeprefix('engine plain: ')}; give --engine auto to use an available engine")
     if notice:
         notice(sentence)
 
 
 def collect(plan: Plan, out: Path, records: Path | None) -> int:
-    """Record the finished runs of a plan; returns how many there are."""
+    """Record the finished runs of a plan and return their number."""
     found = 0
     for name, e in plan.items():
-        with contextlib.suppress(UsageError):  # who asked for the runs was told; the others are recorded all the same
+        with contextlib.suppress(UsageError):  # already reported by the training; record the other runs
             folder = RunFolder(out / name)
             if folder.finished and from_dict(folder.config).id == e.id:
                 if records is not None:
@@ -159,11 +164,12 @@ def collect(plan: Plan, out: Path, records: Path | None) -> int:
 
 
 def missing(plan: Plan, records: Records) -> Plan:
+    """The runs of a plan that have no record."""
     return {name: e for name, e in plan.items() if e.id not in records}
 
 
 def as_recorded(plan: Plan, records: Records) -> Plan:
-    """The recorded runs of a plan, each on the engine it was made with where the device is of the same kind: equal to the bit there."""
+    """The recorded runs of a plan. On a device of the recorded kind each uses its recorded engine, so that it repeats bit for bit."""
     found = {}
     for name, e in plan.items():
         if (before := records.get(e.id)) is not None:
@@ -174,12 +180,12 @@ def as_recorded(plan: Plan, records: Records) -> Plan:
 
 @dataclass(frozen=True)
 class Again:
-    """A recorded run made once more."""
+    """A recorded run that was repeated."""
 
     name: str
     before: list[Row]  # as recorded
     now: list[Row]
-    otherwise: str  # what it was made with then and now, where that differs
+    otherwise: str  # differences between the two environments
 
     @property
     def same(self) -> bool:
@@ -192,22 +198,23 @@ class Again:
 
 
 def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]:
-    """Every run that is both recorded and made again."""
+    """Compare every repeated run with its record."""
     found = []
     for name, e in plan.items():
         if (before := records.get(e.id)) is not None and (out / name / "final.safetensors").exists():
             folder = RunFolder(out / name)
             if from_dict(folder.config).id != e.id:
-                raise UsageError(f"{folder.path} holds another run: give --again a folder of its own")
+                raise UsageError(f"{folder.path} holds a different run; give --again a separate folder with --out")
             old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, read(folder).rows))
             final = folder.load("final")
             assert final is not None
+            then = before.environment | {"device": device_kind(str(before.config["device"]))}
             now = made_with(folder, final[1]) | {"device": device_kind(e.device)}
-            found.append(Again(name, old, new, _otherwise(before.environment | {"device": device_kind(str(before.config["device"]))}, now)))
+            found.append(Again(name, old, new, _environment_changes(then, now)))
     return found
 
 
-def _otherwise(then: dict[str, Any], now: dict[str, Any]) -> str:
-    """What may have changed a run's bits between two environments."""
+def _environment_changes(then: dict[str, Any], now: dict[str, Any]) -> str:
+    """The differences between two environments that may change the bits of a run."""
     kinds = [kind for kind in ("mimicfl", "torch", "device", "engine", "gpu", "processor") if then.get(kind) != now.get(kind)]
     return ", ".join(f"{kind} was {then.get(kind) or 'none'} and is {now.get(kind) or 'none'}" for kind in kinds)

@@ -1,4 +1,4 @@
-"""Every experiment of the paper's Section VI, declared: what varies, for which algorithms, and what the paper found; and some of ours."""
+"""Declarations of all experiments of the paper's Section VI, and of additional ones: what varies, the algorithms, the published results."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ def _gaps(*most: int) -> dict[str, dict[str, Any]]:
     return {str(tau): {"availability": f"bounded:{tau}"} for tau in most}
 
 
-def _chances(*chances: float) -> dict[str, dict[str, Any]]:
+def _probabilities(*chances: float) -> dict[str, dict[str, Any]]:
     return {f"{p:g}": {"availability": f"static:{p:g},warm_start=true"} for p in chances}
 
 
 def _classes(*numbers: int) -> dict[str, dict[str, Any]]:
-    """Two classes a client are the two shards of all other experiments."""
+    """Two classes per client use the two shards of all other experiments."""
     return {str(k): {"availability": "static:0.1,warm_start=true"} | ({"partition": f"classes:{k}"} if k > 2 else {}) for k in numbers}
 
 
 TEN = _ratios(0.1)["10%"]
 STANDARDISED = {"dataset": "fmnist"}
-EVERYBODY = {"nobody drops out": {"availability": "always"}}
+NO_DROPOUTS = {"nobody drops out": {"availability": "always"}}
 
 STUDIES = {
     study.name: study
@@ -34,7 +34,7 @@ STUDIES = {
         Study(
             "table-4-fmnist",
             "Table IV, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings; a share P of the clients is there, drawn by weights that change every round.",
+            "Test accuracy after 200 model uploadings. A fraction P of the clients is available, drawn by weights that change every round.",
             "fmnist",
             "P",
             _ratios(0.1, 0.3, 0.5),
@@ -44,7 +44,7 @@ STUDIES = {
         Study(
             "table-4-cifar10",
             "Table IV, CIFAR-10",
-            "Test accuracy after 400 model uploadings; a share P of the clients is there, drawn by weights that change every round.",
+            "Test accuracy after 400 model uploadings. A fraction P of the clients is available, drawn by weights that change every round.",
             "cifar10",
             "P",
             _ratios(0.1, 0.3, 0.5),
@@ -54,8 +54,8 @@ STUDIES = {
         Study(
             "table-3",
             "Table III, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings; client i is there every tau_i rounds, tau_i uniform up to tau_max. "
-            "(The authors' script draws other gaps: the study `gaps`.)",
+            "Test accuracy after 200 model uploadings. Client i is available every tau_i rounds, with tau_i uniform up to tau_max. "
+            "(The authors' script draws the gaps differently; see the study `gaps`.)",
             "fmnist",
             "tau_max",
             _gaps(20, 50, 100),
@@ -64,26 +64,27 @@ STUDIES = {
         Study(
             "table-5",
             "Table V, CIFAR-10",
-            "Test accuracy after 400 model uploadings; each client is there with probability 0.1 and holds so many classes.",
+            "Test accuracy after 400 model uploadings. Each client is available with probability 0.1; "
+            "the columns vary the number of classes that it holds.",
             "cifar10",
-            "classes a client",
+            "classes per client",
             _classes(2, 5, 8, 10),
             published=published.TABLE_5,
         ),
         Study(
             "figure-4",
             "Figure 4, Fashion-MNIST",
-            "Test accuracy while training; client i is there every tau_i rounds, tau_max = 20.",
+            "Test accuracy during training. Client i is available every tau_i rounds, tau_max = 20.",
             "fmnist",
             "tau_max",
             _gaps(20),
             drawn="curves",
-            claimed=False,  # by Table III
+            claimed=False,  # counted in Table III
         ),
         Study(
             "figure-5",
             "Figure 5, CIFAR-10",
-            "Test accuracy while training; client i is there every tau_i rounds, tau_max = 20.",
+            "Test accuracy during training. Client i is available every tau_i rounds, tau_max = 20.",
             "cifar10",
             "tau_max",
             _gaps(20),
@@ -92,56 +93,56 @@ STUDIES = {
         Study(
             "figure-6",
             "Figure 6, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings against the probability p with which each client is there. "
-            "(The paper's text has neither the values nor the p of its figure; these p are ours.)",
+            "Test accuracy after 200 model uploadings against the probability p that a client is available. "
+            "(The paper's text gives neither the accuracies of its figure nor the values of p; these values of p are ours.)",
             "fmnist",
             "p",
-            _chances(0.05, 0.1, 0.2, 0.3),
+            _probabilities(0.05, 0.1, 0.2, 0.3),
             ("fedavg", "mifa", "mimic"),
             drawn="against",
         ),
         Study(
             "figure-7",
             "Figure 7, Fashion-MNIST",
-            "Test accuracy while training; each client is there with probability 0.1.",
+            "Test accuracy during training. Each client is available with probability 0.1.",
             "fmnist",
             "p",
-            _chances(0.1),
+            _probabilities(0.1),
             drawn="curves",
         ),
         Study(
             "figure-8",
             "Figure 8, CIFAR-10",
-            "Test accuracy while training; each client is there with probability 0.3.",
+            "Test accuracy during training. Each client is available with probability 0.3.",
             "cifar10",
             "p",
-            _chances(0.3),
+            _probabilities(0.3),
             drawn="curves",
         ),
         Study(
             "no-dropouts-fmnist",
             "No dropouts, Fashion-MNIST",
-            "FedAvg with everybody there in every round: what the others are measured against.",
+            "FedAvg with all clients available in every round: the reference for the other experiments.",
             "fmnist",
             "",
-            EVERYBODY,
+            NO_DROPOUTS,
             ("fedavg",),
             published=published.NO_DROPOUTS_FMNIST,
         ),
         Study(
             "no-dropouts-cifar10",
             "No dropouts, CIFAR-10",
-            "FedAvg with everybody there in every round: what the others are measured against.",
+            "FedAvg with all clients available in every round: the reference for the other experiments.",
             "cifar10",
             "",
-            EVERYBODY,
+            NO_DROPOUTS,
             ("fedavg",),
             published=published.NO_DROPOUTS_CIFAR10,
         ),
         Study(
             "standardised",
             "Table IV with standardised inputs, Fashion-MNIST",
-            "The same with inputs of mean 0 and deviation 1, as is usual today: everybody learns more in the same rounds.",
+            "The same with inputs of mean 0 and standard deviation 1, as is usual today. All algorithms learn faster.",
             "fmnist",
             "P",
             {label: settings | STANDARDISED for label, settings in _ratios(0.1, 0.3, 0.5).items()},
@@ -152,8 +153,8 @@ STUDIES = {
         Study(
             "choices",
             "What the paper leaves open, Fashion-MNIST",
-            "P = 10 % once more: as chosen, without the floor of the rate, with standardised inputs, and with those and one more choice "
-            "made the other way.",
+            "P = 10 % again: as chosen, without the floor of the rate, with standardised inputs, and with standardised inputs and one "
+            "more choice changed.",
             "fmnist",
             "",
             {
@@ -170,7 +171,7 @@ STUDIES = {
         Study(
             "authors",
             "With settings of the authors' script, Fashion-MNIST",
-            "P = 10 % with `--preset authors`: memory in steps instead of gradients, and class i mod 10 plus a random one for client i.",
+            "P = 10 % with `--preset authors`: memory in steps instead of gradients; client i holds class i mod 10 and one random class.",
             "fmnist",
             "P",
             {"10%": TEN | {"preset": "authors", "partition": "auto"}},
@@ -180,8 +181,8 @@ STUDIES = {
         Study(
             "gaps",
             "Table III, other readings of the gaps, Fashion-MNIST",
-            "tau_max = 20 once more: as chosen, with clients that start anywhere in their period, and with the half-normal gaps of the "
-            "authors' script: then some 18 of 30 clients are there in a round, the same ones for every tau_max.",
+            "tau_max = 20 again: as chosen, with clients that start at a random point of their period, and with the half-normal gaps of "
+            "the authors' script. With these, about 18 of 30 clients are available per round, the same ones for every tau_max.",
             "fmnist",
             "",
             {"as chosen": _gaps(20)["20"]}
@@ -197,8 +198,8 @@ STUDIES = {
         Study(
             "rivals",
             "Algorithms that are not in the paper, Fashion-MNIST",
-            "FedVARP, which keeps what MIFA keeps and steps otherwise, FedAU, which weighs clients by how rarely they are there, and "
-            "FedAvg with momentum, beside those that they continue.",
+            "FedVARP, which keeps the same memory as MIFA but takes different steps, FedAU, which gives more weight to clients that "
+            "participate rarely, and FedAvg with momentum, beside the algorithms that they extend.",
             "fmnist",
             "",
             {"P = 10%": TEN, "tau_max = 20": _gaps(20)["20"]},
@@ -218,7 +219,7 @@ STUDIES = {
         ),
         Study(
             "tune-rates",
-            "Tuning the rate of the others, Fashion-MNIST",
+            "Tuning the rate of FedAvg, MIFA and MimiC, Fashion-MNIST",
             "P = 10 %, standardised inputs, seeds that no table uses.",
             "fmnist",
             "rate",
@@ -231,7 +232,7 @@ STUDIES = {
             "tune-scaffold",
             "Tuning SCAFFOLD, Fashion-MNIST",
             "P = 10 %, standardised inputs, seeds that no table uses. "
-            "SCAFFOLD has half the rounds, so in one column its rate falls twice as fast.",
+            "SCAFFOLD runs half the rounds, so in one column its rate decays twice as fast.",
             "fmnist",
             "rate",
             {
@@ -246,7 +247,7 @@ STUDIES = {
 
 
 def find(names: list[str]) -> list[Study]:
-    """Studies by name; `all` is all of them, in the order they are best made."""
+    """Find studies by name; `all` means all of them, in the recommended order."""
     for name in names:
         if name not in (*STUDIES, "all"):
             raise UsageError(f"there is no experiment {name!r}; {nearest(name, STUDIES)}; see mimicfl reproduce --list")

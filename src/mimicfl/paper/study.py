@@ -1,15 +1,15 @@
-"""What a study is: a small table whose columns vary one setting, whose rows are algorithms, and whose cells are some seeds of one run.
+"""A study: a table whose columns vary one setting, whose rows are algorithms, and whose cells are runs over several seeds.
 
-No setting that matters is left to its default: a later change of one must not change what is found under a study's name.
+Every setting that affects a result is given explicitly, so that a later change of a default does not change a study.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..config import Experiment, from_dict
 from ..errors import number
 from ..registry import parse
+from ..settings import Experiment, from_dict
 from .published import Published
 
 ALL = ("fedavg", "fedprox", "scaffold", "mifa", "mimic")
@@ -18,7 +18,7 @@ COMMON = {"num_clients": 30, "partition": "shards:2", "loss": "cross-entropy", "
     "preset": "none",
     "dtype": "float32",
 }
-# docs/reproduce.md says why each of these was chosen where the paper leaves it open.
+# docs/reproduce.md gives the reasons where the paper does not specify a value.
 BASE: dict[str, dict[str, Any]] = {
     "fmnist": COMMON
     | {"dataset": "fmnist:standardise=false", "model": "lenet", "batch_size": 16, "lr": "geometric:0.01,0.95,floor=1e-05", "uploads": 200}
@@ -27,8 +27,8 @@ BASE: dict[str, dict[str, Any]] = {
     | {"dataset": "cifar10", "model": "vgg11", "batch_size": 32, "lr": "geometric:0.01,0.99,floor=1e-05", "uploads": 400}
     | {"precision": "bf16", "eval_every": 4},
 }
-# How each algorithm is called where it has something to choose; found by the studies that tune them.
-TUNED: dict[str, dict[str, Any]] = {"fedprox": {"algorithm": "fedprox:mu=0.001"}}
+# Options of the algorithms that have any: FedProx's is chosen by the tuning studies, SCAFFOLD's is the paper's count of uploads.
+TUNED: dict[str, dict[str, Any]] = {"fedprox": {"algorithm": "fedprox:mu=0.001"}, "scaffold": {"algorithm": "scaffold:uploads=2"}}
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,31 @@ class Study:
     title: str
     about: str
     dataset: str
-    head: str  # what the columns say
+    head: str  # name of what the columns vary
     columns: dict[str, dict[str, Any]]  # label -> settings
     algorithms: tuple[str, ...] = ALL
     published: Published = field(default_factory=dict)
     drawn: str = ""  # "curves": accuracy against uploads; "against": final accuracy against the columns
-    claimed: bool = True  # does the paper say who is first here?
-    first_seed: int = 0  # tuning has seeds of its own, so that nothing is chosen by what it is then judged by
+    claimed: bool = True  # whether the paper claims a ranking here
+    first_seed: int = 0  # tuning uses separate seeds, so that nothing is tuned on the seeds of the tables
 
     def place(self, column: str) -> str:
-        """`P = 10%`, or what the column says by itself."""
+        """`P = 10%`, or the column label if the columns have no common name."""
         return f"{self.head} = {column}" if self.head else column
 
     def experiment(self, column: str, algorithm: str, seed: int, scale: float = 1.0) -> Experiment:
-        """The run of one cell and seed (counted from 0)."""
+        """The experiment of one cell and seed (counted from 0)."""
         settings = BASE[self.dataset] | {"algorithm": algorithm} | TUNED.get(algorithm, {}) | self.columns[column]
         return scaled(from_dict(settings | {"seed": self.first_seed + seed}, self.name).resolved(), scale)
 
 
 def scaled(experiment: Experiment, scale: float) -> Experiment:
-    """A shorter run for a quick look: fewer rounds and local epochs, and a rate that falls as far in them."""
+    """A shorter run for a quick check: fewer rounds and local epochs; the rate decays to the same final value."""
     if number("--scale", scale, low=0, high=1, open_low=True) == 1.0:
         return experiment
     uploads = max(2, round(scale * (experiment.uploads or 0)))
     epochs = max(1, round(scale * (experiment.epochs or 1)))
-    changes: dict[str, Any] = {"uploads": uploads, "epochs": epochs, "eval_every": 1, "precision": "fp32"}  # a CPU has no other
+    changes: dict[str, Any] = {"uploads": uploads, "epochs": epochs, "eval_every": 1, "precision": "fp32"}  # CPUs support no other
     for name in ("lr", "global_lr"):
         kind, values, options = parse(str(getattr(experiment, name)))
         if kind == "geometric":

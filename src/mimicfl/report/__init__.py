@@ -1,1 +1,1 @@
-"""From run folders to tables, pictures and one HTML page; never trains."""
+"""Reports: tables, figures and an HTML page from run folders. Nothing is trained here."""

@@ -1,4 +1,4 @@
-"""Pictures: accuracy against uploads, and who was there when. PNG or SVG by the file's ending."""
+"""Figures: learning curves and client availability. The file extension selects PNG, SVG or PDF."""
 
 import math
 import warnings
@@ -11,36 +11,40 @@ from matplotlib.figure import Figure
 
 from ..errors import UsageError
 from ..files import replacing
+from ..metrics.columns import percent
 from ..metrics.history import History
 from ..text import visible
+from .columns import axis as axis_name
+from .columns import higher_is_better
+from .curves import AXES
 from .styles import Dash
-from .summary import AXES, METRICS, Group, group, main_metric
+from .summary import Group, algorithm_title, by_setting, colors_of, group, main_metric
 
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
-HEIGHT, LINE = 4.6, 0.19  # inches: of the curves, and of a line of the legend below them
-MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels, and letters of a label, that leave the curves visible
-ABREAST, HANDLE = 118, 10  # letters in a line of the legend, and the room of a piece of line beside its label
-LONGEST_NAME = 160  # characters of a name in a picture; the page has all of it
+HEIGHT, LINE = 4.6, 0.19  # inches: the curves, and a line of the legend below them
+MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels and characters per label that fit inside the axes
+ABREAST, HANDLE = 118, 10  # characters per line of the legend, and the width of a line sample
+MOST_IN_ONE, PANELS_ABREAST = 8, 3  # curves in one chart, and panels side by side
+LONGEST_NAME = 160  # characters of a name in a figure; the page shows the full name
 
 
 def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", heading: str = "") -> Figure:
     """One line per algorithm, mean over seeds, with a band of one standard deviation."""
     groups: list[Group] = [g for g in runs if isinstance(g, Group)] or group([h for h in runs if isinstance(h, History)])
     metric = main_metric(groups)
-    factor = 100 if metric == "test_accuracy" else 1
+    factor = 100 if percent(metric) else 1
     figure = Figure(figsize=(8, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     for g in groups:
         curve = g.curve(metric, axis)
         x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
-        own = g.label.startswith("MimiC")
-        width, order = (2.4, 3) if own else (1.5, 2)
+        width, order = (2.4, 3) if g.emphasized else (1.5, 2)
         axes.plot(x, mean, linestyle=dashes(g), color=g.color, label=literal(g.label), linewidth=width, zorder=order)
         axes.fill_between(x, mean - std, mean + std, color=g.color, alpha=0.15, linewidth=0)
     if metric == "distance":
         axes.set_yscale("log")
     axes.set_xlabel(AXES[axis])
-    axes.set_ylabel(METRICS[metric])
+    axes.set_ylabel(axis_name(metric))
     heading = ", ".join([heading, *(_spread(groups) or ["one seed"])]) if heading else subtitle(groups)
     axes.set_title(literal(heading), fontsize=10, color=INK, loc="left")
     axes.grid(color="#dddddd", linewidth=0.6)
@@ -48,20 +52,57 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     axes.margins(x=0.01)
     longest = max((len(g.label) for g in groups), default=0)
     if len(groups) <= MOST_INSIDE and longest <= LONGEST_INSIDE:
-        axes.legend(frameon=False, loc="lower right" if metric == "test_accuracy" else "upper right")
-    else:  # below the picture, which grows by as much
+        axes.legend(frameon=False, loc="lower right" if higher_is_better(metric) else "upper right")
+    else:  # below the axes; the figure grows accordingly
         columns = max(1, ABREAST // (longest + HANDLE))
         figure.set_figheight(HEIGHT + LINE * math.ceil(len(groups) / columns))
         figure.legend(frameon=False, loc="outside lower left", ncols=columns, fontsize=9, handlelength=4)
     return figure
 
 
+def overview(groups: Sequence[Group]) -> Figure:
+    """The curves in one chart, or in panels if there are too many."""
+    return facets(groups) if len(groups) > MOST_IN_ONE and len(by_setting(groups)) > 1 else curves(groups)
+
+
+def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
+    """One panel per setting, one colour per algorithm: a sweep has too many curves for one chart."""
+    settings = by_setting(groups)
+    metric, colors = main_metric(groups), colors_of(groups)
+    factor = 100 if percent(metric) else 1
+    columns = min(PANELS_ABREAST, len(settings))
+    rows = math.ceil(len(settings) / columns)
+    figure = Figure(figsize=(3.3 * columns, 2.5 * rows + 0.8), layout="constrained")
+    panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for k, (setting, rivals) in enumerate(settings.items()):
+        axes = panels[k // columns, k % columns]
+        for g in rivals:
+            curve, name = g.curve(metric, axis), algorithm_title(g)
+            x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
+            axes.plot(x, mean, color=colors[name], label=literal(name), linewidth=2.2 if g.emphasized else 1.4)
+            axes.fill_between(x, mean - std, mean + std, color=colors[name], alpha=0.15, linewidth=0)
+        if metric == "distance":
+            axes.set_yscale("log")
+        axes.set_title(literal(setting), fontsize=8, color=INK, loc="left", wrap=True)
+        axes.grid(color="#dddddd", linewidth=0.6)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels.flat[len(settings) :]:
+        axes.set_visible(False)
+    figure.supxlabel(AXES[axis], fontsize=9)
+    figure.supylabel(axis_name(metric), fontsize=9)
+    found = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
+    figure.legend(found.values(), found.keys(), frameon=False, loc="outside upper center", ncols=min(5, len(found)), fontsize=9)
+    return figure
+
+
 def dashes(g: Group) -> str | Dash:
-    """As matplotlib wants them."""
+    """The line style of a group in matplotlib's format."""
     return g.dash if g.dash[1] else "-"
 
 
 def subtitle(groups: Sequence[Group]) -> str:
+    """The dataset, the number of clients and seeds, and the availability pattern if all runs share it."""
     config = groups[0].runs[0].config if groups else {}
     if not config:
         return ""
@@ -71,13 +112,13 @@ def subtitle(groups: Sequence[Group]) -> str:
 
 
 def _spread(groups: Sequence[Group]) -> list[str]:
-    """What lines and bands are, where there is more than one seed."""
+    """The meaning of lines and bands if there is more than one seed, else nothing."""
     least, most = min(len(g.runs) for g in groups), max(len(g.runs) for g in groups)
     return [f"mean ± std of {most if least == most else f'{least} to {most}'} seeds"] * (most > 1)
 
 
 def availability(available: np.ndarray, title: str = "") -> Figure:
-    """Clients down, rounds across, dark where a client was there; at the right, how often."""
+    """Client availability: one row per client, one column per round, dark where active; at the right, the participation rates."""
     rounds, clients = available.shape
     figure = Figure(figsize=(9, min(10, max(2.2, 0.11 * clients + 1.2))), layout="constrained")
     grid = figure.add_gridspec(1, 2, width_ratios=[8, 1])
@@ -96,7 +137,7 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
 
 
 def class_table(found: Sequence[object]) -> np.ndarray:
-    """Accuracies by class, [rows, classes], read from files: None if a class has no test sample."""
+    """Accuracies by class, [rows, classes], as an array; None becomes NaN. Raises `UsageError` if the rows are damaged."""
     try:
         table = np.array(found, dtype=float)
     except (TypeError, ValueError, OverflowError):
@@ -107,21 +148,21 @@ def class_table(found: Sequence[object]) -> np.ndarray:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a picture whole; the ending (.png, .svg, .pdf) chooses the format."""
+    """Write a figure atomically; the extension (.png, .svg, .pdf) selects the format."""
     with replacing(path) as partial:
         render(figure, partial, path.suffix.lstrip("."), dpi=150)
     return path
 
 
 def render(figure: Figure, target: Path | BinaryIO, kind: str, dpi: int) -> None:
-    """Draw a picture, without warnings about characters that the font lacks: the page shows the name."""
+    """Draw a figure without warnings about characters that the font lacks; the page shows the full names."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # of very long names
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # caused by very long names
         figure.savefig(target, format=kind, dpi=dpi)
 
 
 def literal(text: str) -> str:
-    """Text that matplotlib shows literally: a pair of dollar signs would start a formula."""
+    """Escape text so that matplotlib shows it literally: a pair of dollar signs would start a formula."""
     shown = visible(text)
     return (shown if len(shown) <= LONGEST_NAME else shown[: LONGEST_NAME - 1] + "…").replace("$", r"\$")

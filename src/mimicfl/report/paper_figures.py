@@ -1,7 +1,8 @@
-"""The paper's figures, drawn from the records; and its tables as pictures: what it prints beside what came out here."""
+"""The paper's figures drawn from our records, and its tables as figures of published and our results."""
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -10,19 +11,19 @@ from ..paper.records import Records
 from ..paper.reproduce import Cell
 from ..paper.study import Study
 from .figures import INK, curves
-from .paper_verdicts import runs_of, value
-from .styles import COLORS
+from .paper_values import runs_of, value
+from .styles import color_of
 from .summary import Group, title, with_seeds_in_common
 
 
 def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figure]:
-    """Pictures of a study by name; none of what was not run yet."""
+    """The figures of a study by name, without those that have no runs yet."""
     found: dict[str, Figure] = {}
     if study.drawn == "curves":
         for column in study.columns:
             groups: Sequence[Group] = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
             if groups:
-                groups, _ = with_seeds_in_common(groups, "test_accuracy")  # or a lucky seed would look like a better algorithm
+                groups, _ = with_seeds_in_common(groups, "test_accuracy")  # otherwise a lucky seed would look like a better algorithm
                 suffix = f"-{'-'.join(re.findall(r'[a-z0-9.]+', column))}" if len(study.columns) > 1 else ""
                 found[study.name + suffix] = curves(groups, heading=f"{study.title}, {study.place(column)}")
     elif study.drawn == "against" and (figure := _against(study, records, seeds)):
@@ -42,11 +43,11 @@ def _axes(figure: Figure, study: Study) -> Axes:
 
 
 def _against(study: Study, records: Records, seeds: Sequence[int]) -> Figure | None:
-    """Final accuracy against what the columns vary."""
+    """Final accuracy against the value that the columns vary."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = _axes(figure, study)
     columns = [float(c) for c in study.columns]
-    aside = 0.006 * (max(columns) - min(columns))  # so that bars at the same place do not hide each other
+    aside = 0.006 * (max(columns) - min(columns))  # separates error bars at the same x
     lines = 0
     for i, algorithm in enumerate(study.algorithms):
         points = [(float(c), v) for c in study.columns if (v := value(Cell(study, c, algorithm), records, seeds))]
@@ -54,7 +55,8 @@ def _against(study: Study, records: Records, seeds: Sequence[int]) -> Figure | N
             places, values = zip(*points, strict=True)
             spread = [v.std or 0.0 for v in values]
             x = [place + (i - (len(study.algorithms) - 1) / 2) * aside for place in places]
-            axes.errorbar(x, [v.mean for v in values], yerr=spread, color=COLORS[algorithm], label=title(algorithm), marker="o", capsize=3)
+            style: dict[str, Any] = {"color": color_of(algorithm), "label": title(algorithm), "marker": "o", "capsize": 3}
+            axes.errorbar(x, [v.mean for v in values], yerr=spread, **style)
             lines += 1
     if not lines:
         return None
@@ -64,7 +66,7 @@ def _against(study: Study, records: Records, seeds: Sequence[int]) -> Figure | N
 
 
 def _beside(study: Study, records: Records, seeds: Sequence[int]) -> Figure | None:
-    """Hollow: what the paper prints; full, with a bar of one standard deviation: here."""
+    """Published accuracies (hollow) beside ours (filled, with a bar of one standard deviation)."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     axes = _axes(figure, study)
     step, drawn = 1.0 / (len(study.algorithms) + 2), False
@@ -72,11 +74,11 @@ def _beside(study: Study, records: Records, seeds: Sequence[int]) -> Figure | No
         for k, column in enumerate(study.columns):
             x = k + (i - (len(study.algorithms) - 1) / 2) * step
             if printed := study.published[algorithm].get(column):
-                axes.plot(x - step / 6, printed[0], "o", mfc="white", mec=COLORS[algorithm], ms=7)
+                axes.plot(x - step / 6, printed[0], "o", mfc="white", mec=color_of(algorithm), ms=7)
             if found := value(Cell(study, column, algorithm), records, seeds):
                 drawn = True
-                axes.errorbar(x + step / 6, found.mean, yerr=found.std or 0.0, fmt="o", color=COLORS[algorithm], ms=7, capsize=2)
-        axes.plot([], [], "o", color=COLORS[algorithm], label=title(algorithm))
+                axes.errorbar(x + step / 6, found.mean, yerr=found.std or 0.0, fmt="o", color=color_of(algorithm), ms=7, capsize=2)
+        axes.plot([], [], "o", color=color_of(algorithm), label=title(algorithm))
     axes.plot([], [], "o", mfc="white", mec="#666666", label="published")
     axes.set_xticks(range(len(study.columns)), [study.place(column) for column in study.columns])
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,15 +1,20 @@
-"""`build(paths)`: everything the report makes, from run folders."""
+"""`write_report(paths)`: write the report page and the figures of run folders."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import explained, sweep_dead
+from ..files import explained, sweep_dead, write_text
+from ..fingerprint import digest
 from ..metrics.history import read
-from ..metrics.store import find_runs
+from ..metrics.lock import is_locked
+from ..metrics.store import RunFolder, find_runs
 from . import figures, html, theory_figures
+from .export import results_csv, results_latex
 from .summary import Group, group
+
+MOST_NAMES = 3  # in the name of the folder of a report
 
 
 @dataclass(frozen=True)
@@ -17,30 +22,64 @@ class Report:
     groups: list[Group]
     page: Path
     pictures: list[Path]
-    unfinished: str  # a sentence, or empty
+    unfinished: str  # a message about unfinished runs, or empty
 
 
-def build(paths: Sequence[str | Path], out: str | Path | None = None) -> Report:
-    """Read the runs at or below `paths` and write report.html, curves.png, curves.svg, availability.png, and theory-*.png if diagnosed."""
+def write_report(paths: Sequence[str | Path], out: str | Path | None = None, live: float = 0) -> Report:
+    """Read the runs at or below `paths` and write report.html, curves.png, curves.svg, curves.pdf, availability.png, results.csv and
+    results.tex.
+
+    Diagnosed runs also get theory-*.png. Without `out`, the report of one path is written into it, and the report of several paths into a
+    new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it loads itself again
+    after that many seconds.
+    """
     folders = find_runs(list(paths))
     histories = [read(folder) for folder in folders]
     if not any(history.rows for history in histories):
-        raise UsageError(f"{folders[0].path} has no finished round yet: nothing to report")
+        raise UsageError(f"{folders[0].path} has no finished round yet, so there is nothing to report; run it first")
     kept = [(f, h) for f, h in zip(folders, histories, strict=True) if h.rows]
     groups = group([h for _, h in kept])
-    target = Path(out) if out is not None else Path(paths[0])
+    target = Path(out) if out is not None else _default_folder(list(map(Path, paths)))
     with explained(target):
         target.mkdir(parents=True, exist_ok=True)
         sweep_dead(target)
-    picture = figures.curves(groups)
-    pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg")]
-    longest = max((h for _, h in kept), key=lambda h: len(h.rows))
+    theory, notes = theory_figures.draw(groups)
+    pictures = [] if live else _pictures(groups, target)
+    pictures += [figures.save(found, target / f"theory-{name}.png") for name, found in theory.items()]
+    unfinished = _unfinished(folders)
+    page = html.write(target / "report.html", groups, [f for f, _ in kept], unfinished, theory, notes, live)
+    return Report(groups, page, pictures, unfinished)
+
+
+def _unfinished(folders: Sequence[RunFolder]) -> str:
+    """How many runs are not finished, and what to do about those that no process is working on."""
+    waiting = [folder.path for folder in folders if not folder.finished]
+    stopped = [path for path in waiting if not is_locked(path)]
+    said = f"{len(waiting)} of {len(folders)} runs are not finished" if waiting else ""
+    if len(waiting) > len(stopped):
+        said += f", {len(waiting) - len(stopped)} of them running"
+    if stopped:
+        said += f"; continue with mimicfl resume {stopped[0]}" + (f" and {len(stopped) - 1} more" if len(stopped) > 1 else "")
+    return said
+
+
+def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
+    """Write the pictures, and the result table as CSV and LaTeX."""
+    picture = figures.overview(groups)
+    pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
+    longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
     schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
     pictures.append(figures.save(schedule, target / "availability.png"))
-    theory, notes = theory_figures.draw(groups)
-    pictures += [figures.save(found, target / f"theory-{name}.png") for name, found in theory.items()]
-    waiting = [str(f.path) for f in folders if not f.finished]
-    more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-    unfinished = f"{len(waiting)} of {len(folders)} runs not finished yet: go on with mimicfl resume {waiting[0]}{more}" if waiting else ""
-    page = html.write(target / "report.html", groups, [f for f, _ in kept], unfinished, theory, notes)
-    return Report(groups, page, pictures, unfinished)
+    write_text(target / "results.csv", results_csv(groups))
+    write_text(target / "results.tex", results_latex(groups))
+    return pictures
+
+
+def _default_folder(paths: Sequence[Path]) -> Path:
+    """`runs/report-a-b` for the runs `runs/a` and `runs/b`; a hash replaces names that are too many."""
+    names = list(dict.fromkeys(path.resolve() for path in paths))
+    if len(names) == 1:
+        return paths[0]
+    parents = {path.parent for path in names}
+    short = len(names) <= MOST_NAMES and len(parents) == 1
+    return paths[0].parent / "-".join(["report", *([path.name for path in names] if short else [digest(list(map(str, names)))[:6]])])

@@ -1,50 +1,76 @@
-"""How curves are told apart: colours as long as they last, then dashes as well."""
+"""Titles, colours and line styles of algorithms; dashes distinguish curves where colours are not enough."""
 
 import itertools
 from collections.abc import Sequence
 
+from ..algorithms import ALGORITHMS, Algorithm, trait
 from ..registry import parse
 
-# Colours that stay apart for colour-blind readers, on white and on dark.
-COLORS = {"fedavg": "#e69f00", "fedprox": "#56b4e9", "scaffold": "#009e73", "mifa": "#cc79a7", "mimic": "#d1495b"} | {
-    "fedavgm": "#8c6d31",
-    "fedvarp": "#2166ac",
-    "fedau": "#7570b3",
-}
-SPARE = ["#636363", "#1b7837", "#762a83"]
-PALETTE = [*SPARE, *COLORS.values()]
-Pattern = tuple[float, ...]  # on, off, on, ... in line widths; nothing for a solid line
-Dash = tuple[float, Pattern]  # where in the pattern to begin
+SPARE = ["#636363", "#1b7837", "#762a83"]  # distinct from the algorithms' colours for colour-blind readers, on light and dark backgrounds
+MOST_COLORS = 11  # more curves than this share colours and differ in their dashes
+Pattern = tuple[float, ...]  # on, off, on, ... in line widths; empty for a solid line
+Dash = tuple[float, Pattern]  # offset into the pattern, and the pattern
 PATTERNS: list[Pattern] = [(), (3.7, 1.6), (1, 1.65), (6.4, 1.6, 1, 1.6), (1, 4), (6.4, 1.6, 1, 1.6, 1, 1.6)]
 NEARLY_SOLID: Pattern = (10, 2)
 SOLID: Dash = (0, ())
 
 
 def styles(groups: Sequence[tuple[str, str]]) -> list[tuple[str, Dash]]:
-    """Colour and dashes of every (algorithm, setting); no two have both in common as long as there are pairs."""
+    """Colour and dashes of every (algorithm, setting), distinct as long as there are enough combinations."""
     specs, settings = list(dict.fromkeys(spec for spec, _ in groups)), list(dict.fromkeys(setting for _, setting in groups))
-    if len(groups) <= len(PALETTE):
-        colors = _colors(specs) if len(settings) == 1 else PALETTE
-        return [(color, own_dash(spec)) for color, (spec, _) in zip(colors, groups, strict=False)]
-    if len(specs) <= len(PALETTE) and len(settings) <= len(PATTERNS):  # a colour an algorithm, a pattern a setting
-        color_of, pattern_of = dict(zip(specs, _colors(specs), strict=True)), dict(zip(settings, PATTERNS, strict=False))
-        return [(color_of[spec], own_dash(spec, pattern_of[setting])) for spec, setting in groups]
-    pairs = itertools.cycle([(color, (0.0, pattern)) for pattern in PATTERNS for color in PALETTE])
+    if len(groups) <= MOST_COLORS:
+        colors = _colors(specs) if len(settings) == 1 else palette()
+        return [(color, dash_of(spec)) for color, (spec, _) in zip(colors, groups, strict=False)]
+    if len(specs) <= len(palette()) and len(settings) <= len(PATTERNS):  # one colour per algorithm, one pattern per setting
+        colors_of, pattern_of = dict(zip(specs, _colors(specs), strict=True)), dict(zip(settings, PATTERNS, strict=False))
+        return [(colors_of[spec], dash_of(spec, pattern_of[setting])) for spec, setting in groups]
+    pairs = itertools.cycle([(color, (0.0, pattern)) for pattern in PATTERNS for color in palette()])
     return list(itertools.islice(pairs, len(groups)))
 
 
+def algorithm_colors(titles_and_specs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """One colour per algorithm, by its title."""
+    specs = dict(titles_and_specs)
+    if len(specs) <= len(palette()):
+        return dict(zip(specs, _colors(list(specs.values())), strict=True))
+    return dict(zip(specs, itertools.cycle(palette()), strict=False))
+
+
 def _colors(specs: Sequence[str]) -> list[str]:
-    """The algorithms' own colours, and others for those who have none or are there twice."""
+    """The colours that the algorithms declare, and spare ones where a colour is missing or taken."""
     used: list[str] = []
     for spec in specs:
-        own = COLORS.get(parse(spec)[0])
-        used.append(own if own and own not in used else next(color for color in PALETTE if color not in used))
+        declared = color_of(parse(spec)[0])
+        used.append(declared if declared and declared not in used else next(color for color in palette() if color not in used))
     return used
 
 
-def own_dash(spec: str, pattern: Pattern | None = None) -> Dash:
-    """FedProx with a small mu follows FedAvg so closely that it would hide it: it has gaps, or those of its setting elsewhere."""
-    if parse(spec)[0] != "fedprox":
+def color_of(name: str) -> str:
+    """The colour that a registered algorithm declares; empty if it declares none."""
+    return str(trait(ALGORITHMS.factories.get(name), "color") or "")
+
+
+def title_of(name: str) -> str:
+    """The title of a registered algorithm: the one it declares, or its class name. Other names are returned unchanged."""
+    factory = ALGORITHMS.factories.get(name)
+    if isinstance(factory, type) and issubclass(factory, Algorithm):
+        return factory.title or factory.__name__
+    return str(trait(factory, "title")) or name
+
+
+def is_emphasized(spec: str) -> bool:
+    """Whether an algorithm asks for a thicker line."""
+    return bool(trait(ALGORITHMS.factories.get(spec.partition(":")[0]), "emphasized"))
+
+
+def palette() -> list[str]:
+    """All colours, those that belong to no algorithm first."""
+    return [*SPARE, *dict.fromkeys(color for name in ALGORITHMS.factories if (color := color_of(name)))]
+
+
+def dash_of(spec: str, pattern: Pattern | None = None) -> Dash:
+    """The dashes of a curve: those of the setting, shifted or with gaps added if the algorithm asks to be dashed."""
+    if not trait(ALGORITHMS.factories.get(parse(spec)[0]), "dashed"):
         return 0, pattern or ()
     if pattern is None:
         return 0, PATTERNS[1]

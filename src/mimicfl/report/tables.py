@@ -1,53 +1,61 @@
-"""The comparison as tables: a line a group, and all settings at a glance; as text, and for the terminal."""
+"""Tables of a comparison: one line per group, and an overview of all settings; as text and for the terminal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
 
-from .gap import mean_std
-from .summary import BEST, LEVEL, Group, algorithm_title, by_setting, higher_is_better, main_metric, marks, show
+from ..metrics.columns import head, percent, show
+from .columns import higher_is_better
+from .rates import BestRate
+from .spread import mean_std
+from .summary import Group, algorithm_title, by_setting, main_metric, more_metrics
+from .verdict import FIRST, marks
 
-HEADS = {"test_accuracy": "test accuracy", "test_loss": "test loss", "distance": "distance to optimum"}
 BETWEEN, WIDEST_SETTING = 2, 24  # characters, in a terminal
+MOST_MORE = 5  # further metrics in a terminal; the page shows all
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row of the table, as text."""
+    """One line of the result table, as text."""
 
     label: str
     final: str
     extreme: str  # the best point of each run, averaged
     swing: str
-    seeds: int
+    seeds: int  # of which the mean is made
     rounds: str
     uploads: str
     megabytes: str
-    mark: str  # BEST, LEVEL or nothing
+    mark: str  # of the best and those that tie with it, else empty
+    more: tuple[str, ...] = ()  # further metrics of the task, and of callbacks
 
 
 def lines(groups: Sequence[Group]) -> list[Line]:
+    """The result table, one line per group."""
     metric = main_metric(groups)
-    return [_line(g, metric, mark) for g, mark in zip(groups, marks(groups, metric), strict=True)]
+    more = more_metrics(groups)
+    return [_line(g, metric, mark, more) for g, mark in zip(groups, marks(groups, metric), strict=True)]
 
 
-def _line(g: Group, metric: str, mark: str) -> Line:
+def _line(g: Group, metric: str, mark: str, more: Sequence[str]) -> Line:
     values = [[row[metric] for row in run.rows if row.get(metric) is not None] for run in g.runs]
     pick = max if higher_is_better(metric) else min
     extreme, _ = mean_std([pick(v) for v in values if v])
-    shake = g.swing(metric)
+    swing = g.swing(metric)
     ends = [run.rows[-1] for run in g.runs if run.rows]
     return Line(
         label=g.label,
         final=show(metric, *mean_std(g.finals(metric))),
         extreme=show(metric, extreme),
-        swing="–" if shake is None else (f"{100 * shake:.1f}" if metric == "test_accuracy" else f"{shake:.2g}"),
-        seeds=len(g.runs),
+        swing="–" if swing is None else (f"{100 * swing:.1f}" if percent(metric) else f"{swing:.2g}"),
+        seeds=len(g.finals(metric)),
         rounds=_span([end["round"] + 1 for end in ends]),
         uploads=_span([end["uploads"] for end in ends]),
         megabytes=f"{mean_std([end['bytes_up'] / 1e6 for end in ends])[0]:.3g}",
         mark=mark,
+        more=tuple(show(each, *mean_std(g.finals(each))) for each in more),
     )
 
 
@@ -63,7 +71,7 @@ def _span(values: list[int]) -> str:
 
 @dataclass(frozen=True)
 class Entry:
-    """An algorithm in a setting, as text."""
+    """The result of an algorithm in a setting, as text."""
 
     text: str = "–"
     mark: str = ""
@@ -74,7 +82,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Column:
-    """A setting: what it is, what is measured in it, and how every algorithm does."""
+    """A setting: its name, the metric, and the result of every algorithm."""
 
     setting: str
     head: str
@@ -92,13 +100,13 @@ class Overview:
 
 
 def overview(groups: Sequence[Group]) -> Overview | None:
-    """Algorithms down, settings across; None where there is one setting only, or one algorithm."""
+    """A table of algorithms (rows) and settings (columns); None if there is only one setting or one algorithm."""
     settings = by_setting(groups)
     if len(settings) < 2:
         return None
     algorithms = list(dict.fromkeys(map(algorithm_title, groups)))
     seeds = max(len(g.runs) for g in groups)
-    return Overview(algorithms, [_column(setting, own, algorithms, seeds) for setting, own in settings.items()])
+    return Overview(algorithms, [_column(setting, rivals, algorithms, seeds) for setting, rivals in settings.items()])
 
 
 def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], seeds: int) -> Column:
@@ -108,11 +116,11 @@ def _column(setting: str, groups: Sequence[Group], algorithms: Sequence[str], se
         ends = g.finals(metric)
         few = f" ({len(ends)} of {seeds} seeds)" if 0 < len(ends) < seeds else ""
         found[algorithm_title(g)] = Entry(show(metric, *mean_std(ends)) + few, mark)
-    return Column(setting, HEADS[metric], [found.get(name, Entry()) for name in algorithms])
+    return Column(setting, head(metric), [found.get(name, Entry()) for name in algorithms])
 
 
 def overview_tables(found: Overview, width: int) -> list[Table]:
-    """The overview for a terminal so wide, in as many pieces as it takes; a name that would leave no room for numbers is folded."""
+    """The overview for a terminal of this width, split into several tables if necessary. Long names are folded, numbers are not."""
     most = width - BETWEEN - max(column.widest for column in found.columns)
     names = min(max(map(len, ["algorithm", *found.algorithms])), max(most, len("algorithm")))
     room = width - names
@@ -128,7 +136,7 @@ def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int, roo
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("algorithm", overflow="fold", min_width=names, max_width=names)
     spare = max(room - sum(BETWEEN + column.widest for column in columns), 0) // len(columns)
-    for column in columns:  # a long setting is folded, its numbers are not
+    for column in columns:  # fold a long setting, never its numbers
         wanted = min(max(len(column.setting), len(column.head)), WIDEST_SETTING)
         width = min(max(column.widest, wanted), column.widest + spare)
         view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", width=width)
@@ -138,15 +146,28 @@ def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int, roo
 
 
 def table(groups: Sequence[Group]) -> Table:
-    """Mean ± standard deviation over seeds; the best is marked, or those between whom there is no best."""
+    """The result table for the terminal: mean ± standard deviation over seeds. The best is marked, and those that tie with it."""
     view = Table(box=None, header_style="bold", pad_edge=False)
     view.add_column("", width=1)
     view.add_column("algorithm")
     metric = main_metric(groups)
-    for head in (HEADS[metric], extreme_word(metric), "swing", "seeds", "rounds", "uploads", "MB up"):
-        view.add_column(head, justify="right")
+    more = [head(each) for each in more_metrics(groups)][:MOST_MORE]
+    for name in (head(metric), *more, extreme_word(metric), "swing", "seeds", "rounds", "uploads", "MB up"):
+        view.add_column(name, justify="right")
     for line in lines(groups):
-        cells = [line.mark, line.label, line.final, line.extreme, line.swing]
+        cells = [line.mark, line.label, line.final, *line.more[:MOST_MORE], line.extreme, line.swing]
         cells += [str(line.seeds), line.rounds, line.uploads, line.megabytes]
-        view.add_row(*cells, style={BEST: "bold green", LEVEL: "green"}.get(line.mark))
+        view.add_row(*cells, style="bold green" if line.mark == FIRST else "green" if line.mark else None)
+    return view
+
+
+def rates_table(found: Sequence[BestRate], setting: str) -> Table:
+    """The best rate of every algorithm, for the terminal."""
+    view = Table(box=None, header_style="bold", pad_edge=False)
+    varied = any(each.setting for each in found)
+    for name in ("algorithm", *(["setting"] if varied else []), f"best {setting}", "result", ""):
+        view.add_column(name, overflow="fold", justify="right" if name == "result" else "left")
+    for each in found:
+        cells = [each.algorithm, *([each.setting] if varied else []), each.rate, each.final, each.advice]
+        view.add_row(*cells, style="yellow" if each.edge else None)
     return view

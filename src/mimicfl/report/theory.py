@@ -1,4 +1,4 @@
-"""What the theory says about a run on disk: which conditions its rates satisfy, and the bounds beside what was measured."""
+"""The theory applied to a recorded run: which conditions its rates satisfy, and its bounds compared with measurements."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..config import CAME_LATER
-from ..errors import UsageError, number, whole
+from ..clients.local_sgd import EXTRAS
+from ..errors import UsageError, integer, number
 from ..metrics.history import History
 from ..registry import parse
 from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weighted_mean
@@ -24,37 +24,38 @@ class Condition:
 
     text: str
     needed_by: str
-    holds: np.ndarray  # [rounds looked at]
-    number: np.ndarray  # and their numbers
+    holds: np.ndarray  # [rounds checked]
+    number: np.ndarray  # the numbers of these rounds
 
     @property
     def fails_from(self) -> int | None:
+        """The first round in which the condition fails, or None."""
         broken = np.flatnonzero(~self.holds)
         return int(self.number[broken[0]]) if len(broken) else None
 
 
 @dataclass(frozen=True)
 class Check:
-    """Everything `theory check` says."""
+    """The result of `theory check`."""
 
     rounds: Rounds
     conditions: list[Condition]
     nu: float | None
     tau_max: int
-    c: float  # the largest with a certificate for this run's length and constants, beta = rounds
+    c: float  # the largest certified c for the length and constants of this run, with beta = rounds
     beta: float
-    length: int  # of the run, empty rounds counted
-    constant: float | None  # the largest constant rate the mixing of this schedule certifies; None where that cannot be said
-    no_mixing: str  # ... and why
+    length: int  # rounds of the run, including empty ones
+    constant: float | None  # the largest constant rate certified by the mixing bound; None if it does not apply
+    no_mixing: str  # the reason why the mixing bound does not apply
 
     @property
     def certified(self) -> int:
-        """Rounds up to which Theorem 2 holds without more."""
+        """The number of rounds for which all conditions of Theorem 2 hold."""
         return self._until("Theorem 2")
 
     @property
     def mixed(self) -> int:
-        """Rounds up to which the mixing bound holds."""
+        """The number of rounds for which the mixing bound holds."""
         return self._until("mixing") if self.constant else 0
 
     def _until(self, name: str) -> int:
@@ -63,15 +64,15 @@ class Check:
 
 
 def check(history: History, L: float, K: int, tau_max: int | None = None, nu: float | None = None) -> Check:
-    """Which conditions of Theorems 1 and 2 hold in which rounds, for any schedule of rates."""
+    """Check in which rounds the conditions of Theorems 1 and 2 hold, for any schedule of rates."""
     if not _uniform(history):
         raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
-    if terms := [key for key in CAME_LATER if history.config.get(key)]:
+    if terms := [key for key in EXTRAS if history.config.get(key)]:
         raise UsageError(f"the paper's results are for plain SGD: this run had {' and '.join(terms)}")
     rounds = rates(history, K)
     local = local_rates(history)
     phi = varphi(L, K, float(local.max()))
-    if tau_max is not None and whole("tau_max", tau_max) < rounds.tau_max:
+    if tau_max is not None and integer("tau_max", tau_max) < rounds.tau_max:
         raise UsageError(f"tau_max={tau_max} is smaller than the largest gap of the run, {rounds.tau_max}: give at least that")
     falling = rounds.rho > 1 + 1e-12
     known = rounds.head(int(np.argmin(falling)) + 1 if not falling.all() else rounds.T)
@@ -81,11 +82,11 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
         enough[: known.T] = has(known, L) >= needs(known, nu, phi, tau_max)
     first = np.array([rounds.available[0].all()])
     small = f"eta_L <= 1/(4 L K) = {local_limit(L, K):.3g}" if K > 1 else "eta_L small enough (K = 1: any is)"
-    gaps = "the gaps that happened" if tau_max is None else f"any gaps up to {tau_max}"
+    gaps = "the gaps of this run" if tau_max is None else f"any gaps up to {tau_max}"
     conditions = [
         Condition(small, "Theorem 1", local <= local_limit(L, K), rounds.number),
         Condition(f"eta_t <= 1/L = {1 / L:.3g}", "Theorem 1", rounds.eta <= 1 / L, rounds.number),
-        Condition("everybody there in round 0", "Theorem 2, mixing", first, rounds.number[:1]),
+        Condition("all clients active in round 0", "Theorem 2, mixing", first, rounds.number[:1]),
         Condition("eta_L constant (if K > 1)", "Theorem 2, mixing", (local == local[0]) | (K == 1), rounds.number),
         Condition("rho_t > 1", "Theorem 2", falling, rounds.number[1:]),
         Condition(f"(*) of docs/theory.md, {gaps}", "Theorem 2", enough, rounds.number),
@@ -97,7 +98,7 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     try:
         covered = certified_rounds(rounds, L, K, float(local.max()))
         constant = largest_constant(rounds, L, K, float(local.max()))
-        text = "rates small against how fast the clients mix"
+        text = "rates within the mixing condition"
         conditions.append(Condition(text, "mixing", np.arange(rounds.T) < covered, rounds.number))
     except UsageError as reason:
         no_mixing = str(reason)
@@ -111,7 +112,7 @@ def _uniform(history: History) -> bool:
 
 
 def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None) -> np.ndarray:
-    """(lr-2) for the largest nu below every rho_t - 1, which is the easiest."""
+    """Condition (lr-2) for the largest nu below every rho_t - 1, the weakest form of it."""
     room = float((rounds.rho - 1).min(initial=1.0))
     if room <= 0:
         return np.zeros(rounds.T, dtype=bool)
@@ -124,7 +125,7 @@ def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None
 
 @dataclass(frozen=True)
 class Bounded:
-    """The weighted mean of the squared gradient norms, as measured, and bounds above it, over horizons."""
+    """The measured weighted mean of the squared gradient norms and its upper bounds, for every number of rounds."""
 
     number: np.ndarray
     measured: np.ndarray
@@ -134,7 +135,7 @@ class Bounded:
 
 
 def bounded(history: History) -> Bounded | None:
-    """Measured and bounds for one diagnosed run; None where nothing was diagnosed."""
+    """Measurements and bounds of one run; None if it was not diagnosed."""
     found = diagnosed(history)
     if not found:
         return None
@@ -143,17 +144,17 @@ def bounded(history: History) -> Bounded | None:
     at = np.array([d["round"] for d in found])
     place = np.maximum(np.searchsorted(at, rounds.number, side="right") - 1, 0)  # the last diagnosis up to each round
     held = {key: np.array([d[key] for d in found], dtype=float)[place] for key in ("grad2", "v2", "E", "gamma", "newcomers")}
-    notes = (
-        [] if len(found) == rounds.T else ["between diagnosed rounds the last measured values are held: every=1 leaves nothing to guess"]
-    )
+    notes = []
+    if len(found) < rounds.T:
+        notes.append("between diagnosed rounds the last measured values are held; diagnose with every=1 to measure all rounds")
     if any(abs(d["K"] - K) > 1e-9 for d in found):
-        notes.append(f"clients take different numbers of local steps, the theory has one K: {K}, their mean, stands for it")
+        notes.append(f"clients take different numbers of local steps; the theory has a single K, so their mean, {K}, is used")
     measured = weighted_mean(rounds.eta, held["grad2"])
     constants = [d["L"] for d in found if d["L"] is not None]
     lines: dict[str, np.ndarray] = {}
     missing = {
         "L is not known, add power=10 to diagnose for an estimate": not constants,
-        "a loss of one's own may be negative": found[0]["f_low"] is None,
+        "the loss is custom and may be negative": found[0]["f_low"] is None,
         "the paper's results are for clients that count equally": not _uniform(history),
     }
     if any(missing.values()):
@@ -161,7 +162,7 @@ def bounded(history: History) -> Bounded | None:
     else:
         lines = _bounds(history, rounds, found, held, max(constants), K, notes)
         if found[0]["L_how"] == "estimate":
-            notes.append("L is an estimate from power iteration, and so are the bounds")
+            notes.append("L is an estimate from power iteration, so the bounds are estimates, too")
     return Bounded(rounds.number, measured, held["grad2"], lines, notes)
 
 
@@ -186,15 +187,15 @@ def _bounds(
             if np.isfinite(bound[1:]).any():
                 lines["Theorem 2"] = bound
             if sigma == 0 and rounds.available[0].all() and eta_L <= local_limit(L, K):
-                drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2's, over all clients
+                drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2, over all clients
                 lines["mixing bound"] = mixing_bound(rounds, Delta, L, drift, K, eta_L)
             if not np.isfinite(bound).all():
                 notes.append(
-                    f"Theorem 2 says nothing from round {int(rounds.number[np.argmax(~np.isfinite(bound))])} on: rho_t > 1 fails there"
+                    f"Theorem 2 does not apply from round {int(rounds.number[np.argmax(~np.isfinite(bound))])} on: rho_t > 1 fails there"
                 )
     except UsageError as reason:
         notes.append(str(reason))
     if "mixing bound" in lines and np.isinf(lines["mixing bound"]).all():
         del lines["mixing bound"]
-        notes.append("no mixing bound: the rates are too large against how fast the clients mix, see mimicfl theory check")
+        notes.append("no mixing bound: the rates are too large for how fast the clients mix; see mimicfl theory check")
     return lines

@@ -1,4 +1,4 @@
-"""Pictures of the theory: bounds above what was measured, the error of the direction, the rate and its certificate, the diagnoses."""
+"""Figures of the theory: bounds and measured gradient norms, the error of the direction, certified rates, and the diagnoses."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,12 +15,12 @@ from .summary import Group
 from .theory import Check, bounded, check, diagnosed
 
 GOOD, BAD = "#2a9d8f", "#e76f51"
-HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the page's colours for 0 to 100 %
+HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the colours of the page for 0 to 100 %
 DASHES = {"Theorem 1": "--", "Theorem 2": "--", "mixing bound": "-.", "Lemma 1 with the measured E_t": ":"}
 
 
 def seen(groups: Sequence[Group]) -> list[Group]:
-    """The groups with a diagnosed run."""
+    """The groups that have diagnosed runs, with only those runs."""
     kept = [replace(g, runs=[run for run in g.runs if diagnosed(run)]) for g in groups]
     return [g for g in kept if g.runs]
 
@@ -38,7 +38,7 @@ def _axes(figure: Figure, position: tuple[int, int, int] = (1, 1, 1), *, log: bo
 
 
 def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
-    """Measured gradient norms (thick) and what bounds them (dashed and dotted), for the first seed of each algorithm."""
+    """Measured gradient norms (thick) and their bounds (dashed and dotted), for the first seed of each algorithm, with notes."""
     figure = Figure(figsize=(8, 4.8), layout="constrained")
     axes = _axes(figure, y="squared norm of grad f, weighted mean so far")
     notes: dict[str, list[str]] = {}
@@ -46,14 +46,14 @@ def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
         found = bounded(g.runs[0])
         assert found is not None
         axes.plot(found.number, found.measured, linestyle=dashes(g), color=g.color, linewidth=2.2, label=literal(f"{g.label}, measured"))
-        axes.plot(found.number, _visible(list(found.grad2)), color=g.color, linewidth=0.6, alpha=0.5)
+        axes.plot(found.number, _without_zeros(list(found.grad2)), color=g.color, linewidth=0.6, alpha=0.5)
         for name, line in found.bounds.items():
             axes.plot(found.number, line, DASHES[name], color=g.color, linewidth=1.4, label=literal(f"{g.label}, {name}"))
         for note in found.notes:
             notes.setdefault(note, []).append(g.label)
-    axes.set_title(literal(subtitle(groups)) + "\nthin: the norm in each round", fontsize=10, color=INK, loc="left")
+    axes.set_title(literal(subtitle(groups)) + "\nthin: the norm per round", fontsize=10, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8, ncols=2)
-    return figure, [f"{', '.join(who)}: {note}." for note, who in notes.items()]
+    return figure, [f"{', '.join(labels)}: {note}." for note, labels in notes.items()]
 
 
 def errors(groups: Sequence[Group]) -> Figure:
@@ -62,34 +62,34 @@ def errors(groups: Sequence[Group]) -> Figure:
     axes = _axes(figure, y="E_t = |v_t - grad f(w_t)|²")
     for g in seen(groups):
         x, y = _mean(g, "E")
-        axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.label.startswith("MimiC") else 1.5, label=literal(g.label))
+        axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.emphasized else 1.5, label=literal(g.label))
     axes.set_title(literal(subtitle(groups)), fontsize=10, color=INK, loc="left")
     axes.legend(frameon=False)
     return figure
 
 
 def _mean(g: Group, key: str) -> tuple[np.ndarray, np.ndarray]:
-    """A figure over the rounds that all seeds were diagnosed in and have it."""
+    """The mean of a measurement over seeds, for the rounds in which all seeds have it."""
     tables = [{d["round"]: d[key] for d in diagnosed(run) if d[key] is not None} for run in g.runs]
     shared = sorted(set.intersection(*map(set, tables)))
-    return np.array(shared), _visible([float(np.mean([table[t] for table in tables])) for t in shared])
+    return np.array(shared), _without_zeros([float(np.mean([table[t] for table in tables])) for t in shared])
 
 
-def _visible(y: Sequence[float]) -> np.ndarray:
-    """What is zero but for rounding (everybody was there) leaves a gap, or it would stretch a logarithmic axis beyond use."""
+def _without_zeros(y: Sequence[float]) -> np.ndarray:
+    """Replace values that are zero up to rounding by NaN: they would stretch a logarithmic axis."""
     table = np.array(y, dtype=float)
     return np.where(table > 1e-13 * table.max(initial=0.0), table, np.nan)
 
 
 def certificate(found: Check, L: float, title: str = "") -> Figure:
-    """The rate, the regions of certified rates, and how long the run's own rate is certified."""
+    """The rate of the run, the regions of certified rates, and for how many rounds the rate of the run is certified."""
     r = found.rounds
     figure = Figure(figsize=(8, 4.4), layout="constrained")
     axes = _axes(figure, y="global rate eta_t, for mean gradients")
     region = found.c * r.m / (r.number + found.beta)
     low = min(float(r.eta.min()), float(region.min())) / 3
     axes.axhline(1 / L, color="#999999", linewidth=1, linestyle=":", label="1/L")
-    axes.plot(r.number, r.eta, color=INK, linewidth=1.6, label="the run's rate")
+    axes.plot(r.number, r.eta, color=INK, linewidth=1.6, label="rate of the run")
     if found.constant:
         text = f"mixing: constant rates up to {found.constant:.3g}"
         axes.fill_between(r.number, low, found.constant, color=GOOD, alpha=0.15, linewidth=0, label=text)
@@ -99,20 +99,20 @@ def certificate(found: Check, L: float, title: str = "") -> Figure:
     axes.fill_between(r.number, low, 1.4 * low, where=r.number < until, color=GOOD, step="mid", linewidth=0)
     axes.fill_between(r.number, low, 1.4 * low, where=r.number >= until, color=BAD, step="mid", linewidth=0)
     axes.set_ylim(bottom=low)
-    strip = "strip: green for horizons at which the run's own rate has a certificate"
+    strip = "strip: green where the rate of the run is certified up to this round"
     axes.set_title(f"{literal(title)}\n{strip}", fontsize=9, color=INK, loc="left")
     axes.legend(frameon=False, fontsize=8)
     return figure
 
 
 def parts(groups: Sequence[Group]) -> Figure:
-    """Bias, the parts of the correction, memory and staleness over time."""
+    """Objective bias, the parts of the correction, memory and staleness over time."""
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     shown = seen(groups)
     bias = _axes(figure, (2, 2, 1), y="objective bias gamma_t")
     split = _axes(figure, (2, 2, 2), y="mean of |A_1|² and |A_2|² over S_t")
-    memory = _axes(figure, (2, 2, 3), y="rms norm of a client's memory")
-    stale = _axes(figure, (2, 2, 4), log=False, y="rounds since a client was there")
+    memory = _axes(figure, (2, 2, 3), y="rms norm of the clients' memory")
+    stale = _axes(figure, (2, 2, 4), log=False, y="rounds since last participation")
     for g in shown:
         bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=literal(g.label))
         for key, line in (("A1", "-"), ("A2", "--")):
@@ -121,12 +121,12 @@ def parts(groups: Sequence[Group]) -> Figure:
                 split.plot(x, y, line, color=g.color, linewidth=1.4, label=literal(f"{g.label} {key[0]}_{key[1]}"))
         rows = diagnosed(g.runs[0])
         for name in rows[0]["memory"]:
-            norm = _visible([d["memory"][name] for d in rows])
+            norm = _without_zeros([d["memory"][name] for d in rows])
             memory.plot([d["round"] for d in rows], norm, color=g.color, label=literal(f"{g.label} {name}_i"))
     if not memory.lines:
-        memory.text(0.5, 0.5, "these algorithms keep no memory of clients", transform=memory.transAxes, ha="center", color=INK)
+        memory.text(0.5, 0.5, "these algorithms keep no memory per client", transform=memory.transAxes, ha="center", color=INK)
     rows = diagnosed(shown[0].runs[0])
-    for key, label, line in (("max", "longest", "-"), ("most", "90 % within", "--"), ("median", "median", ":")):
+    for key, label, line in (("max", "maximum", "-"), ("most", "90 % quantile", "--"), ("median", "median", ":")):
         stale.plot([d["round"] for d in rows], [d["staleness"][key] for d in rows], line, color=INK, label=label)
     for axes in (bias, split, memory, stale):
         if axes.lines:
@@ -135,7 +135,7 @@ def parts(groups: Sequence[Group]) -> Figure:
 
 
 def recall(groups: Sequence[Group]) -> Figure | None:
-    """Accuracy by class over time, one band of rows an algorithm, of its first seed."""
+    """Recall by class over time, one panel per algorithm, for its first seed."""
     tables = []
     for g in seen(groups):
         rows = [row for row in g.runs[0].rows if "diagnosis" in row and row.get("class_accuracy")]
@@ -157,7 +157,7 @@ def recall(groups: Sequence[Group]) -> Figure | None:
 
 
 def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
-    """All pictures that these runs' diagnoses allow, by name, and notes to read beside them; nothing where nothing was diagnosed."""
+    """All figures of these runs' diagnoses by name, and notes about them; empty if no run was diagnosed."""
     shown = seen(groups)
     if not shown:
         return {}, []
@@ -176,8 +176,8 @@ def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
 
 
 def rate_of(groups: Sequence[Group]) -> Figure | None:
-    """The picture of the rate, of the first run whose L is known; MimiC's before others'."""
-    runs: list[History] = [g.runs[0] for g in sorted(groups, key=lambda g: not g.label.startswith("MimiC"))]
+    """The figure of certified rates for the first run whose L is known; emphasized algorithms come first."""
+    runs: list[History] = [g.runs[0] for g in sorted(groups, key=lambda g: not g.emphasized)]
     for run in runs:
         rows = diagnosed(run)
         known = [d["L"] for d in rows if d["L"] is not None]

@@ -1,4 +1,4 @@
-"""Rates and diagnoses from a run's rows, checked, since rows come from files."""
+"""Rates and diagnoses from the rows of a run. They are validated, because rows come from files."""
 
 import math
 from typing import Any
@@ -9,9 +9,9 @@ from ..errors import UsageError
 from ..metrics.history import History, Row
 from ..theory.rounds import Rounds
 
-NUMBERS = ("K", "f", "grad2", "v2", "E", "gamma", "newcomers", "sigma2", "passes", "seconds")  # of a diagnosis
+NUMBERS = ("K", "f", "grad2", "v2", "E", "gamma", "newcomers", "sigma2", "passes", "seconds")  # columns of a diagnosis
 OR_NONE = ("f_low", "L", "A1", "A2")
-_REMEDY = "make the run again in a new folder"
+_REMEDY = "repeat the run in a new folder"
 
 
 def diagnosed(history: History) -> list[dict[str, Any]]:
@@ -38,12 +38,12 @@ def local_rates(history: History) -> np.ndarray:
 def _rate(row: Row, key: str) -> float:
     value = row.get(key)
     if not _is_number(value) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise UsageError(f"{key} of round {row['round']} must be a positive number, got {value!r}: the row is damaged; {_REMEDY}")
+        raise UsageError(f"{key} of round {row['round']} must be a positive number, got {value!r}; the row is damaged: {_REMEDY}")
     return float(value)  # type: ignore[arg-type]
 
 
 def _checked(row: Row, num_clients: int) -> dict[str, Any]:
-    """A row's diagnosis, checked for everything that bounds and pictures need."""
+    """The diagnosis of a row, after checking everything that bounds and figures need."""
     t, found = row["round"], row["diagnosis"]
     if not isinstance(found, dict):
         raise _damaged(t, "diagnosis", found, "a table")

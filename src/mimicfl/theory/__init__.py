@@ -1,1 +1,1 @@
-"""Sections III to V of the paper at work: rates with a certificate, constants of a problem, bounds beside a measured curve."""
+"""Sections III to V of the paper, applied: certified learning rates, constants of a problem, and bounds for measured runs."""

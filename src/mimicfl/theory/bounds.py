@@ -1,17 +1,17 @@
-"""Right-hand sides of the paper's results, one function each, for the schedule that really happened.
+"""Right-hand sides of the paper's lemmas and theorems, one function each, for the schedule of an actual run.
 
 Notation: E_t = E|E_t[v_t] - grad f(w_t)|^2, Phi_t = E|v_t - E_t[v_t]|^2, with E_t the expectation over the batches of round t, given
-what came before; q_t, grad2_t = E|grad f(w_t)|^2 and v2_t = E|E_t[v_t]|^2. Without noise (sigma = 0) all of them are plain numbers.
-Everything is in units of the mean gradient: with `update="sum"` the rate to pass is eta_t K.
+the past; q_t, grad2_t = E|grad f(w_t)|^2 and v2_t = E|E_t[v_t]|^2. Without noise (sigma = 0) all of them are deterministic.
+Everything is in units of the mean gradient: with `update="sum"`, pass eta_t K as the rate.
 
-Where a printed formula does not follow, what follows is implemented and the docstring says so:
+Where a printed formula does not follow from its proof, the corrected one is implemented and the docstring says so:
 
 - the printed conditions for the local rate (Lemma 2), for the global rate (Theorem 1: none) and (lr-2) are too weak;
 - with K > 1 local steps the noise of an update is not sigma^2/K: later steps amplify it (Lemmas 3 and 5, `psi`);
-- MimiC's corrections carry the noise of past rounds, which is no part of the expectation over this round's batches (Lemma 4);
-- the recursion of Lemma 4 has to begin somewhere: what clients bring when they come for the first time stays (Theorem 2).
+- MimiC's corrections carry the noise of past rounds, over which the expectation for the current round does not average (Lemma 4);
+- the recursion of Lemma 4 needs a start: the error of clients that participate for the first time remains (Theorem 2).
 
-Theorem arrays have one entry for every horizon 1..T, to be set beside `weighted_mean` of the measured gradient norms.
+The theorems return one entry for every horizon 1..T, to compare with `weighted_mean` of the measured gradient norms.
 """
 
 import math
@@ -19,32 +19,32 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import UsageError, number, whole
+from ..errors import UsageError, integer, number
 from .rates import choices_of_nu, has, needs, psi, smoothness, staleness, varphi, weight
 from .rounds import Rounds, values
 
 
 def weighted_mean(eta: Any, grad2: Any) -> np.ndarray:
-    """What the theorems bound: sum_t eta_t grad2_t / sum_t eta_t over the first 1, 2, ..., T rounds."""
+    """The quantity that the theorems bound: sum_t eta_t grad2_t / sum_t eta_t over the first 1, 2, ..., T rounds."""
     eta, grad2 = values("the rates", eta, above_zero=True), values("the squared gradient norms", grad2)
     return np.asarray(np.cumsum(eta * grad2) / np.cumsum(eta))
 
 
 def lemma1(eta: Any, L: float, grad2: Any, v2: Any, E: Any, Phi: Any = 0.0) -> np.ndarray:
-    """One round: E f(w_{t+1}) - E f(w_t) is at most this. (|E[v_t]|^2 of the paper stands for E|E_t[v_t]|^2.)"""
+    """Upper bound on E f(w_{t+1}) - E f(w_t) for one round. (The paper writes |E[v_t]|^2 for E|E_t[v_t]|^2.)"""
     eta, L = np.asarray(eta, dtype=float), smoothness(L)
     return np.asarray(-eta / 2 * grad2 - (eta / 2 - eta**2 * L / 2) * np.asarray(v2) + eta**2 * L / 2 * np.asarray(Phi) + eta / 2 * E)
 
 
 def lemma2(L: float, K: int, eta_L: Any, grad2: Any, kappa2: Any, gamma: Any, sigma: float = 0.0) -> np.ndarray:
-    """E_t of FedAvg; `kappa2` is the mean of kappa_i^2 over S_t, `gamma` the objective bias gamma_t.
+    """Upper bound on E_t of FedAvg; `kappa2` is the mean of kappa_i^2 over S_t, `gamma` the objective bias gamma_t.
 
-    The appendix's inequality for the local drift is in other units than the lemma; the lemma's own constants follow if
-    eta_L <= 1/(4 L K), not from the printed eta_L <= 1/(10 L): after K = 200 steps down a concave f_i the drift at that rate is
-    thousands of times the bound. With K = 1 there is no drift, and E_t = gamma_t exactly.
+    The appendix states its inequality for the local drift in other units than the lemma. The constants of the lemma follow from
+    eta_L <= 1/(4 L K), but not from the printed eta_L <= 1/(10 L): after K = 200 steps on a concave f_i the drift at that rate is
+    thousands of times larger than the bound. With K = 1 there is no drift, and E_t = gamma_t exactly.
     """
     eta_L = values("the local rates", eta_L)
-    if whole("K", K) == 1:
+    if integer("K", K) == 1:
         return np.asarray(values("gamma", gamma) + 0.0 * eta_L)
     if (eta_L > local_limit(L, K) * (1 + 1e-12)).any():
         raise UsageError(
@@ -55,22 +55,22 @@ def lemma2(L: float, K: int, eta_L: Any, grad2: Any, kappa2: Any, gamma: Any, si
 
 
 def local_limit(L: float, K: int) -> float:
-    """The largest local rate of Lemma 2 and Theorem 1; one local step has none."""
-    return 1 / (4 * smoothness(L) * K) if whole("K", K) > 1 else math.inf
+    """Return the largest local rate that Lemma 2 and Theorem 1 allow; it is infinite for one local step."""
+    return 1 / (4 * smoothness(L) * K) if integer("K", K) > 1 else math.inf
 
 
 def lemma3(m: Any, K: int, sigma: float, L: float = 1.0, eta_L: float = 0.0) -> np.ndarray:
-    """Phi_t of FedAvg: psi_K sigma^2 / (|S_t| K).
+    """Upper bound on Phi_t of FedAvg: psi_K sigma^2 / (|S_t| K).
 
-    The paper has psi_K = 1, which holds for one step. With more, the noise of a step moves the points at which later gradients are
-    taken; for f_i = -L w^2/2 and K = 2 the variance is ((1 + eta_L L)^2 + 1)/2 times the printed one. psi_K needs every batch's
-    loss to be L-smooth (noise that does not depend on w is enough).
+    The paper has psi_K = 1, which holds for one step. With more steps, the noise of a step moves the points at which later gradients
+    are evaluated; for f_i = -L w^2/2 and K = 2 the variance is ((1 + eta_L L)^2 + 1)/2 times the printed one. psi_K assumes that the
+    loss of every batch is L-smooth (noise that does not depend on w is sufficient).
     """
-    return np.asarray(psi(L, K, eta_L) * _noise(sigma) / (np.asarray(m, dtype=float) * whole("K", K)))
+    return np.asarray(psi(L, K, eta_L) * _noise(sigma) / (np.asarray(m, dtype=float) * integer("K", K)))
 
 
 def lemma5(m: Any, K: int, sigma: float, L: float = 1.0, eta_L: float = 0.0) -> np.ndarray:
-    """Phi_t of MimiC: as in Lemma 3, since the corrections are known before the round begins."""
+    """Upper bound on Phi_t of MimiC: the same as in Lemma 3, since the corrections are fixed before the round begins."""
     return lemma3(m, K, sigma, L, eta_L)
 
 
@@ -85,11 +85,11 @@ def lemma4(
     sigma: float = 0.0,
     newcomers: Any = 0.0,
 ) -> np.ndarray:
-    """E_t of MimiC, from the measured E and v2 of the rounds before it, for any alpha_t > 0.
+    """Upper bound on E_t of MimiC, from the measured E and v2 of the previous rounds, for any alpha_t > 0.
 
-    `newcomers` is q_t = 1/|S_t| times the sum of |E_t[g_i] - grad f(w_t)|^2 over clients there for the first time: they have no
-    correction yet, and the printed lemma has no term for them. Nor has it one for the noise v_{t'} - g_i carried over from the
-    round t' = t - tau(t, i): by (1 - 1/|S_t'|) psi_K sigma^2 / K for every client, it does not shrink with the rates.
+    `newcomers` is q_t = 1/|S_t| times the sum of |E_t[g_i] - grad f(w_t)|^2 over clients that participate for the first time and
+    have no correction yet. The printed lemma has no term for them, and none for the noise of v_{t'} - g_i carried over from
+    round t' = t - tau(t, i). That noise is (1 - 1/|S_t'|) psi_K sigma^2 / K per client and does not shrink with the rates.
     """
     alpha, E, v2 = (np.broadcast_to(values(name, a), rounds.T) for name, a in (("alpha", alpha), ("E", E), ("v2", v2)))
     t, _, before = rounds.returns
@@ -110,13 +110,13 @@ def _moved(rounds: Rounds, square: np.ndarray) -> np.ndarray:
 def theorem1(
     rounds: Rounds, Delta: float, L: float, gamma: Any, kappa2: Any = 0.0, K: int = 1, eta_L: Any = 0.0, sigma: float = 0.0
 ) -> np.ndarray:
-    """FedAvg: the weighted mean of the squared gradient norms is at most this, for every horizon.
+    """FedAvg: upper bound on the weighted mean of the squared gradient norms, for every horizon.
 
-    Besides Lemma 2's condition it takes eta_t <= 1/L, which the paper uses when it drops the term of |E[v_t]|^2 but does not state.
-    For K > 1, Gamma_T counts twice (the appendix has 2 gamma_t but multiplies it by L^2/|S_t|; the theorem lost the 2); for K = 1
-    once is right, since then E_t = gamma_t. The paper divides by 1 - C_K on the left; here it is on the right.
+    Requires Lemma 2's condition and eta_t <= 1/L, which the paper uses to drop the term with |E[v_t]|^2 but does not state. For
+    K > 1, Gamma_T counts twice (the appendix has 2 gamma_t but multiplies it by L^2/|S_t|; the theorem omits the 2). For K = 1 it
+    counts once, since then E_t = gamma_t. The paper has the factor 1 - C_K on the left side; here it is on the right.
     """
-    L, K, Delta = smoothness(L), whole("K", K), number("Delta", Delta, low=0)
+    L, K, Delta = smoothness(L), integer("K", K), number("Delta", Delta, low=0)
     if (rounds.eta > (1 + 1e-12) / L).any():
         raise UsageError(f"Theorem 1 needs rates of at most 1/L = {1 / L:.3g}, got {rounds.eta.max():.3g}: lower the global rate")
     rate = np.broadcast_to(values("the local rates", eta_L), rounds.T)
@@ -139,20 +139,21 @@ def theorem2(
     nu: float | None = None,
     tau_max: int | None = None,
 ) -> np.ndarray:
-    """MimiC with bounded gaps: the weighted mean of the squared gradient norms is at most this, for every horizon.
+    """MimiC with bounded gaps: upper bound on the weighted mean of the squared gradient norms, for every horizon.
 
     sum_t eta_t grad2_t <= 2 Delta + (1/nu) sum_t eta_t q_t
         + sum_t eta_t^2 L Phi_t + (1/nu) sum_j eta_j * [the noise terms of Lemma 4 in round j],  if (lr-1) and (*) of `rates` hold.
 
-    Not in the paper: q_t, see Lemma 4 (with everybody there in round 0 it is E_0, which is zero for K = 1 only), the carried noise,
-    and that nu < 1 - 1/rho_t. Where (*) fails the bound is infinite, unless the measured `v2` is given: then what is missing,
-    2 (needs - has) eta_t^2 v2_t, is added, and the bound holds for any rates with rho_t > 1. From the first rho_t <= 1 on it is
-    infinite. Any nu gives a bound; None takes the one with the lowest. `tau_max` stands for any gaps up to it, not those that happened.
+    Not in the paper: q_t, see Lemma 4 (if all clients participate in round 0 it is E_0, which is zero only for K = 1), the carried
+    noise, and the condition nu < 1 - 1/rho_t. If (*) fails, the bound is infinite, unless the measured `v2` is given: then the
+    shortfall 2 (needs - has) eta_t^2 v2_t is added, and the bound holds for any rates with rho_t > 1. It is infinite from the first
+    rho_t <= 1 on. Any nu gives a bound; None selects the nu with the lowest. With `tau_max`, the bound holds for all gaps up to it
+    instead of the gaps of this run.
     """
     L, Delta, phi = smoothness(L), number("Delta", Delta, low=0), varphi(L, K, eta_L)
-    if tau_max is not None and whole("tau_max", tau_max) < rounds.tau_max:
+    if tau_max is not None and integer("tau_max", tau_max) < rounds.tau_max:
         raise UsageError(f"tau_max={tau_max} is smaller than the largest gap of the run, {rounds.tau_max}: give at least that")
-    stop = _falling(rounds)
+    stop = _rounds_with_rho_above_one(rounds)
     known = rounds.head(stop)
     q = np.broadcast_to(values("newcomers", newcomers), rounds.T)[:stop]
     square = None if v2 is None else values("v2", v2)[:stop]
@@ -186,37 +187,37 @@ def theorem3(
     sigma: float = 0.0,
     nu: float | None = None,
 ) -> np.ndarray:
-    """MimiC when everyone answers with probability >= p_min, independently of the past: Theorem 2, with probability 1 - delta.
+    """MimiC if every client participates with probability >= p_min, independently of the past: Theorem 2, with probability 1 - delta.
 
-    tau_max is `staleness(p_min, N, T, delta)`, which no gap exceeds with that probability; if one did here, this run is among the
-    excepted ones and that is said. The paper's Assumption 5 does not mention independence, its bound has an open constant lambda.
+    tau_max is `staleness(p_min, N, T, delta)`, which no gap exceeds with probability 1 - delta. Raises a `UsageError` if a gap of this
+    run does. The paper's Assumption 5 does not mention independence, and its bound has an unspecified constant lambda.
     """
     tau = staleness(p_min, rounds.N, int(rounds.number[-1]) + 1, delta)
     if tau < rounds.tau_max:
         raise UsageError(
-            f"a gap of {rounds.tau_max} rounds has probability below delta={delta:g} if everyone answers with p >= {p_min:g} "
-            f"(at most {tau}): lower p_min or delta"
+            f"the run has a gap of {rounds.tau_max} rounds but gaps are at most {tau} with probability 1 - {delta:g} "
+            f"if every client participates with p >= {p_min:g}: lower p_min or delta"
         )
     return theorem2(rounds, Delta, L, newcomers, v2, K, eta_L, sigma, nu, tau)
 
 
 def summed_lemma1(rounds: Rounds, Delta: float, L: float, E: Any, v2: Any) -> np.ndarray:
-    """Lemma 1 over all rounds: for any algorithm and any rates, from the measured E_t = |v_t - grad f(w_t)|^2 and v2_t = |v_t|^2.
+    """Lemma 1 summed over all rounds, for any algorithm and any rates, from the measured E_t = |v_t - grad f(w_t)|^2 and v2_t = |v_t|^2.
 
-    It holds along every single path, noise and all, and shows how much of a run's gradient norm its E_t explains.
+    It holds for every single run, including its noise, and shows how much of the gradient norm E_t explains.
     """
     E, v2, L, Delta = values("E", E), values("v2", v2), smoothness(L), number("Delta", Delta, low=0)
     return np.asarray((2 * Delta + np.cumsum(rounds.eta * E + (rounds.eta**2 * L - rounds.eta) * v2)) / np.cumsum(rounds.eta))
 
 
-def _falling(rounds: Rounds) -> int:
-    """How many rounds the condition rho_t > 1 lasts."""
+def _rounds_with_rho_above_one(rounds: Rounds) -> int:
+    """Return the number of rounds until the condition rho_t > 1 fails for the first time."""
     rising = np.flatnonzero(rounds.rho <= 1 + 1e-12)
     return int(rising[0]) + 1 if len(rising) else rounds.T
 
 
 def _noise_terms(rounds: Rounds, nu: float, L: float, K: int, eta_L: float, sigma: float, tau_max: int | None) -> np.ndarray:
-    """What the noise adds to sum_t eta_t grad2_t up to every horizon."""
+    """Return the contribution of the noise to sum_t eta_t grad2_t, for every horizon."""
     noise = lemma5(rounds.m, K, sigma, L, eta_L)
     t, _, before = rounds.returns
     grown = np.concatenate([[1.0], rounds.rho * (1 - nu)])  # 1 + alpha_t

@@ -1,7 +1,7 @@
-"""All clients' losses f_1 ... f_N as functions of the flat model vector: values, full gradients, curvature.
+"""The losses f_1 ... f_N of all clients as functions of the flat model vector: values, full gradients, curvature.
 
-In evaluation mode and without augmentation, so that f_i is a fixed function: what dropout layers, BatchNorm's batch statistics and
-random crops add is noise of the training, not part of the objective.
+The model is in evaluation mode and the data is not augmented, so that f_i is a fixed function: dropout, batch statistics of BatchNorm
+and random crops are noise of the training, not part of the objective.
 """
 
 import copy
@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from ..data.clients import Clients
+from ..data.samples import Samples, arguments, as_tensor, mapped, rows
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-AT_ONCE = 4096  # samples that go through the model together
+Loss = Callable[[Tensor, Any], Tensor]
+AT_ONCE = 4096  # samples per forward pass
 
 
 class Population:
-    """f_i(w) is the mean loss over client i's samples; f = sum of share_i f_i, uniform unless told."""
+    """f_i(w) is the mean loss over client i's samples; f = sum of share_i f_i, with uniform shares by default."""
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, share: Tensor | None = None) -> None:
         self.module = copy.deepcopy(model).to(clients.device).eval()
@@ -30,11 +31,11 @@ class Population:
         share = torch.ones(len(clients)) if share is None else share
         self.share = (share / share.sum()).to(clients.device, clients.dtype)  # [N]
         convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in self.module.modules())
-        self.stacked = not convolves or clients.device.type != "cpu"  # on a CPU stacked convolutions take twice the time
-        self.passes = 0  # over all clients' samples, for the account of what was spent
+        self.stacked = not convolves or clients.device.type != "cpu"  # on a CPU, stacked convolutions are twice as slow
+        self.passes = 0  # number of passes over all clients' samples, to report the cost
 
     def gradients(self, w: Tensor, buffers: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """f_i(w) [N] and grad f_i(w) [N, d]: one pass over the data, clients of one size stacked."""
+        """Return f_i(w) [N] and grad f_i(w) [N, d], in one pass over the data. Clients of equal size are stacked."""
         self.passes += 1
         value, g = w.new_empty(len(self.clients)), w.new_empty(len(self.clients), w.numel())
         sizes = self.clients.sizes
@@ -49,11 +50,11 @@ class Population:
         return value, g
 
     def mean(self, g: Tensor) -> Tensor:
-        """grad f from the clients' gradients."""
+        """Return grad f from the clients' gradients."""
         return self.share @ g
 
     def gradient(self, w: Tensor, rows: np.ndarray, buffers: dict[str, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        """The mean loss over these samples and its gradient [d]."""
+        """Return the mean loss over these samples and its gradient [d]."""
         total, g = w.new_zeros(()), torch.zeros_like(w)
         leaf = w.detach().clone().requires_grad_()
         for part, x, y in self._slices(rows):
@@ -63,35 +64,34 @@ class Population:
         return total, g
 
     def curvature(self, w: Tensor, i: int, v: Tensor, buffers: dict[str, Tensor] | None = None) -> Tensor:
-        """The Hessian of f_i at w times v, [d]."""
+        """Return the product of the Hessian of f_i at w and v, [d]."""
         product = torch.zeros_like(w)
         leaf = w.detach().clone().requires_grad_()
         for part, x, y in self._slices(self.clients.split[i]):
             (g,) = torch.autograd.grad(self._value(leaf, buffers or {}, x, y) * part, leaf, create_graph=True)
-            if g.requires_grad:  # a loss that is linear in w has no curvature
+            if g.requires_grad:  # otherwise the loss is linear in w
                 product += torch.autograd.grad(g @ v, leaf)[0]
         return product
 
-    def _slices(self, rows: np.ndarray) -> Iterator[tuple[float, Tensor, Tensor]]:
+    def _slices(self, rows: np.ndarray) -> Iterator[tuple[float, Samples, Samples]]:
         for part in torch.from_numpy(rows).to(self.clients.device).split(AT_ONCE):
             x, y = self._samples(part)
             yield len(part) / len(rows), x, y
 
-    def _samples(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        return self.clients.data.inputs(self.clients.x[rows], self.clients.dtype), self.clients.y[rows]
+    def _samples(self, index: Tensor) -> tuple[Samples, Samples]:
+        return self.clients.inputs(index), rows(self.clients.y, index)
 
-    def _value(self, w: Tensor, buffers: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def _value(self, w: Tensor, buffers: dict[str, Tensor], x: Samples, y: Samples) -> Tensor:
         parts = w.split([shape.numel() for shape in self.shapes])
         given: dict[str, Any] = {name: part.view(shape) for name, part, shape in zip(self.names, parts, self.shapes, strict=True)}
-        return self.loss(functional_call(self.module, given | buffers, (x,)), y)
+        return self.loss(as_tensor(functional_call(self.module, given | buffers, *arguments(x))), y)
 
     def _stack(self, w: Tensor, buffers: dict[str, Tensor], group: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Clients of one size side by side."""
-        rows = torch.from_numpy(np.stack([self.clients.split[i] for i in group])).to(self.clients.device)
-        x, y = self._samples(rows.reshape(-1))
-        x, y = x.view(*rows.shape, *x.shape[1:]), y.view(*rows.shape, *y.shape[1:])
+        """Compute losses and gradients of clients of equal size in one batched call."""
+        index = torch.from_numpy(np.stack([self.clients.split[i] for i in group])).to(self.clients.device)
+        x, y = (mapped(lambda each: each.unflatten(0, index.shape), part) for part in self._samples(index.reshape(-1)))
 
-        def value(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def value(w: Tensor, x: Samples, y: Samples) -> Tensor:
             return self._value(w, buffers, x, y)
 
         g, f = vmap(grad_and_value(value), in_dims=(None, 0, 0))(w.detach(), x, y)

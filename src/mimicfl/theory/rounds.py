@@ -1,7 +1,7 @@
-"""A schedule as the proofs see it: rates eta_t, active sets S_t and gaps tau(t, i), with the empty rounds left out.
+"""The schedule of a run as used in the proofs: rates eta_t, active sets S_t and gaps tau(t, i), without the empty rounds.
 
-In an empty round nothing moves, so the proofs hold with such rounds struck out and the others counted on; gaps then get
-smaller, never larger.
+Nothing changes in an empty round, so the proofs also hold if empty rounds are removed and the others renumbered. This can only make
+gaps smaller.
 """
 
 from dataclasses import dataclass, field
@@ -15,19 +15,19 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Rounds:
-    """What happened: `eta` [T] in units of the mean gradient, `available` bool [T, N]."""
+    """The rates and active clients of a run: `eta` [T] in units of the mean gradient, `available` bool [T, N]."""
 
     eta: np.ndarray
     available: np.ndarray
-    number: np.ndarray = field(init=False)  # [T] the rounds' own numbers, for people
+    number: np.ndarray = field(init=False)  # [T] the original round numbers, for display
 
     def __post_init__(self) -> None:
         available = np.asarray(self.available, dtype=bool)
         eta = values("the rates", self.eta, above_zero=True)
         if available.ndim != 2 or not available.any():
-            raise UsageError("the schedule must be [rounds, clients] with somebody in it")
+            raise UsageError(f"the schedule must be [rounds, clients] with at least one active client, got shape {available.shape}")
         if len(eta) < len(available):
-            raise UsageError(f"the rates end after {len(eta)} rounds, the run has {len(available)}: give a rate for every round")
+            raise UsageError(f"the rates end after {len(eta)} rounds but the run has {len(available)}: give a rate for every round")
         kept = available.any(axis=1)
         object.__setattr__(self, "eta", eta[: len(available)][kept])
         object.__setattr__(self, "available", available[kept])
@@ -48,7 +48,7 @@ class Rounds:
 
     @cached_property
     def x(self) -> np.ndarray:
-        """eta_t / |S_t|, [T]: what the proof of Theorem 2 needs to fall."""
+        """eta_t / |S_t|, [T], which must decrease in the proof of Theorem 2."""
         return np.asarray(self.eta / self.m)
 
     @cached_property
@@ -58,42 +58,43 @@ class Rounds:
 
     @cached_property
     def returns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every time a client comes back: its round t, the client i, and t - tau(t, i), when it was there before."""
-        client, t = np.nonzero(self.available.T)  # by client, then by round
+        """For every return of a client: the round t, the client i, and the round t - tau(t, i) of its previous participation."""
+        client, t = np.nonzero(self.available.T)  # sorted by client, then by round
         again = np.flatnonzero(np.diff(client) == 0) + 1
         return t[again], client[again], t[again - 1]
 
     @cached_property
     def first(self) -> np.ndarray:
-        """Whether client i is there for the first time in round t, bool [T, N]."""
+        """Whether client i participates for the first time in round t, bool [T, N]."""
         return np.asarray(self.available & (self.available.cumsum(axis=0) == 1))
 
     @property
     def tau_max(self) -> int:
-        """The largest tau(t, i) of clients that come back; 1 if nobody was ever away."""
+        """The largest gap tau(t, i) of clients that return, at least 1."""
         t, _, before = self.returns
         return int((t - before).max(initial=1))
 
     @cached_property
-    def circles(self) -> list[list[int]]:
-        """Clients in circles: whoever was there together after the first round, or is linked by such meetings, shares one."""
+    def groups(self) -> list[list[int]]:
+        """Groups of clients that are connected by rounds, after the first one, in which they participate together."""
         circle = np.arange(self.N)
         for row in self.available[1:]:
-            met = np.unique(circle[row])
-            circle[np.isin(circle, met)] = met[0] if len(met) else 0
-        there = self.available[1:].any(axis=0)
-        return [np.flatnonzero((circle == k) & there).tolist() for k in np.unique(circle[there])]
+            joined = np.unique(circle[row])
+            circle[np.isin(circle, joined)] = joined[0] if len(joined) else 0
+        active = self.available[1:].any(axis=0)
+        return [np.flatnonzero((circle == k) & active).tolist() for k in np.unique(circle[active])]
 
     def over_active(self, weight: np.ndarray) -> np.ndarray:
-        """1/|S_t| times the sum over returning clients of `weight`, one entry per return, [T]."""
+        """Return 1/|S_t| times the sum of `weight` over the returning clients of each round, [T]; `weight` has one entry per return."""
         return np.asarray(np.bincount(self.returns[0], weights=weight, minlength=self.T) / self.m)
 
     def head(self, rounds: int) -> "Rounds":
+        """Return the first rounds."""
         return Rounds(self.eta[:rounds], self.available[:rounds])
 
 
 def values(what: str, given: Any, *, above_zero: bool = False) -> np.ndarray:
-    """A list of finite numbers that are not negative."""
+    """Convert to an array of finite numbers that are not negative, or positive if `above_zero`."""
     try:
         found = np.asarray(given, dtype=np.float64)
     except (TypeError, ValueError):

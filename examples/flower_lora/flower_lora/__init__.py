@@ -1,0 +1,1 @@
+"""A Flower app that fine-tunes a frozen transformer with LoRA adapters."""

@@ -1,0 +1,237 @@
+"""The server step, the same in the simulator and in every form of the Flower deployment.
+
+`request` is what the active clients must do in round t; `apply` aggregates their updates and advances the global model.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import Diverged, UsageError
+from .base import Algorithm, Step, Task, checked_task, pack, trait, unpack
+from .client_memory import ClientMemory
+from .server_optimizers import Moments, ServerOptimizer
+
+Rate = Callable[[int, int], float]  # of the round and the number of active clients
+Rates = Callable[[np.ndarray], np.ndarray]  # the participation rates of the active clients of this round
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a client of an asynchronous run started from, which may be older than the server's model."""
+
+    w: Tensor  # [d]
+    buffers: dict[str, Tensor]
+    eta_L: float
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the server asks of the active clients in one round."""
+
+    t: int
+    active: np.ndarray  # [m] sorted client numbers
+    share: Tensor  # [m] their weights among all N clients
+    w: Tensor  # [d] the global model w_t
+    buffers: dict[str, Tensor]
+    task: Task
+    eta_L: float
+    eta: float  # eta_t, which only the server uses
+    staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
+    starts: Sequence[Start] | None = field(default=None, kw_only=True)  # [m] of clients with different starts; None: all have w
+
+
+@dataclass(frozen=True)
+class ClientUpdates:
+    """What the active clients send back; rows follow `Request.active`."""
+
+    g: Tensor  # [m, d] sum of the local steps, in gradient units
+    K: Tensor  # [m] local steps taken
+    loss: Tensor  # [m] mean training loss of the local steps
+    buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
+    sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Task.send` asked for
+    finite: bool = False  # g is known to be finite, and need not be checked
+
+    @classmethod
+    def cat(cls, parts: "Sequence[ClientUpdates]") -> "ClientUpdates":
+        """The updates of several groups of clients as one."""
+        if len(parts) == 1:
+            return parts[0]
+        g, K, loss = (torch.cat([getattr(part, name) for part in parts]) for name in ("g", "K", "loss"))
+        buffers, sent = (
+            {name: torch.cat([getattr(part, field)[name] for part in parts]) for name in getattr(parts[0], field)}
+            for field in ("buffers", "sent")
+        )
+        return cls(g, K, loss, buffers, sent)
+
+
+class Server:
+    """An algorithm, its state, the model's buffers, the rates and the server optimizer of one run.
+
+    share          [N] the clients' weights among all clients, sum 1
+    steps_to_K     how many gradients' worth a number of local steps is (more than one each with local momentum)
+    optimizer      how the model follows the change that the algorithm proposes; None: it takes it as it is
+    warm_start     all clients participate in round 0, whether they are available or not
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        w: Tensor,
+        buffers: dict[str, Tensor],
+        share: Tensor,
+        *,
+        local_lr: Rate,
+        global_lr: Rate,
+        update: str = "sum",
+        steps_to_K: Callable[[Tensor], Tensor] = lambda steps: steps,
+        optimizer: ServerOptimizer | None = None,
+        warm_start: bool = False,
+    ) -> None:
+        self.algorithm, self.buffers, self.share, self.optimizer, self.warm_start = algorithm, buffers, share, optimizer, warm_start
+        if optimizer is not None and not trait(algorithm, "has_direction"):
+            raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
+        self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
+        self.send: tuple[str, ...] | None = None  # the names that the first task asked for
+        self.participation_rates: Rates | None = None  # set by whoever knows when clients participate
+        with _named(algorithm, "init", 0):
+            self.state: Any = algorithm.init(w, len(share))
+        check_state(self.state, w, algorithm)
+        self.moments: Moments = {} if optimizer is None else optimizer.init(w)
+
+    @property
+    def w(self) -> Tensor:
+        return self.state.w  # type: ignore[no-any-return]
+
+    def request(self, t: int, active: np.ndarray) -> Request:
+        """The request to the clients `active` in round t."""
+        rows = torch.from_numpy(active).to(self.w.device)
+        with _named(self.algorithm, "task", t):
+            task = checked_task(self.algorithm.task(self.state, rows), self.w, len(active), self.algorithm)
+        self.send = task.send if self.send is None else self.send
+        if task.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
+            raise UsageError(f"{type(self.algorithm).__name__}.task: send must be the same in every round, got {self.send} and {task.send}")
+        eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
+        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta)
+
+    def apply(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
+        """Aggregate the clients' updates and advance the global model by one round; returns what `aggregate` was given.
+
+        Raises `Diverged` if an update or the new model is not finite; the state must then be discarded.
+        """
+        good = torch.isfinite(updates.loss)
+        for rows in (*([] if updates.finite else [updates.g]), *updates.sent.values()):
+            good &= torch.isfinite(rows).all(dim=1)
+        if not bool(good.all()):
+            client = int(request.active[int((~good).nonzero()[0])])
+            where = f"in round {request.t} at client {client} (local rate {request.eta_L:g})"
+            raise Diverged(f"the training loss is no longer finite {where}")
+        active, weights = torch.from_numpy(request.active).to(self.w.device), request.share / request.share.sum()
+        K = self.steps_to_K(updates.K)
+        g = updates.g if self.update == "sum" else updates.g / K[:, None].to(updates.g.dtype)
+        forced = self.warm_start and request.t == 0
+        values = (request.t, request.eta, request.eta_L, K, weights, request.share, self.update, updates.sent, forced)
+        stale = None if request.staleness is None else torch.from_numpy(request.staleness).to(self.w.device)
+        step = Step(*values, participation_rates=self._participation_rates(request.active, forced), staleness=stale)
+        w = self.w if self.optimizer is None else self.w.clone()  # a custom `aggregate` may change state.w in place
+        with _named(self.algorithm, "aggregate", request.t):
+            returned = self.algorithm.aggregate(self.state, active, g, step)  # type: ignore[func-returns-value]
+        if returned is not None and returned is not self.state:
+            name = type(self.algorithm).__name__
+            raise UsageError(f"{name}.aggregate returned {type(returned).__name__}: it must change the state in place and return nothing")
+        check_state(self.state, w, self.algorithm)
+        if self.optimizer is not None:
+            self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
+        if not bool(torch.isfinite(self.w).all()):
+            raise Diverged(f"the global model is no longer finite in round {request.t} (global rate {request.eta:g})")
+        self.buffers = average_buffers(updates.buffers, weights)
+        return step, g
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that a checkpoint must hold."""
+        moments = {f"optimizer.{name}": value for name, value in self.moments.items()}
+        return pack(self.state) | moments | {f"buffer.{name}": value for name, value in self.buffers.items()}
+
+    def restore(self, tensors: dict[str, Tensor], where: object) -> None:
+        """Continue from what `tensors` returned, found in `where`."""
+        unpack(self.state, tensors, where)
+        device = self.w.device
+        for name, value in self.moments.items():
+            saved = tensors.get(f"optimizer.{name}")
+            if saved is None or saved.shape != value.shape or saved.dtype != value.dtype:
+                raise UsageError(f"the checkpoint in {where} does not fit this server optimizer ({name}): choose another folder")
+            self.moments[name] = saved.to(device)
+        self.buffers = {name: tensors[f"buffer.{name}"].to(device) for name in self.buffers}
+
+    def _participation_rates(self, active: np.ndarray, forced: bool) -> Tensor | None:
+        if not trait(self.algorithm, "needs_participation_rates"):
+            return None
+        if self.participation_rates is None:
+            raise UsageError(f"{type(self.algorithm).__name__} needs the clients' participation rates, which are not known here")
+        found = torch.from_numpy(self.participation_rates(active)).to(self.w.device)
+        return torch.ones_like(found) if forced else found  # a forced client participates with probability 1
+
+    def grow(self, num_clients: int, share: Tensor) -> None:
+        """Extend the state to more clients: per-client memory gets new rows, other tensors are unchanged."""
+        grown = self.algorithm.init(self.w, num_clients)
+        for name, value in vars(self.state).items():
+            if isinstance(value, ClientMemory):
+                getattr(grown, name).restore(*value.tensors().values())
+            elif value.shape == getattr(grown, name).shape:
+                setattr(grown, name, value)
+            else:
+                algorithm = type(self.algorithm).__name__
+                raise UsageError(
+                    f"{algorithm}: state.{name} has one entry per client and cannot grow with them: use mf.memory, "
+                    "or set needs_population = True and give num_clients"
+                )
+        self.state, self.share = grown, share
+
+
+@contextlib.contextmanager
+def _named(algorithm: object, method: str, t: int) -> Iterator[None]:
+    """Errors inside a custom algorithm say where they happened."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        error.add_note(f"(in {type(algorithm).__name__}.{method}, round {t})")
+        raise
+
+
+def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:
+    """Buffers [m, ...] of the active clients as one: floating ones averaged, counters take the largest."""
+    merged = {}
+    for name, rows in stacked.items():
+        if bool((rows == rows[0]).all()):
+            merged[name] = rows[0]  # constants stay what they are, to the bit
+        elif rows.is_floating_point():
+            merged[name] = torch.einsum("m,m...->...", weights.to(rows.dtype), rows)
+        else:
+            merged[name] = rows.amax(dim=0)
+    return merged
+
+
+def check_state(state: Any, w: Tensor, algorithm: object) -> None:
+    """An algorithm's state must be what can be saved and resumed: a dataclass of tensors."""
+    name = type(algorithm).__name__
+    if state is None:
+        raise UsageError(f"{name}.init returned nothing: end it with `return state`")
+    if not dataclasses.is_dataclass(state) or isinstance(state, type) or state.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        raise UsageError(f"{name}: the state must be a dataclass (not frozen) like mimicfl.State, got {type(state).__name__}")
+    if undeclared := sorted(vars(state).keys() - {each.name for each in dataclasses.fields(state)}):
+        raise UsageError(f"{name}: state.{undeclared[0]} is not a field of {type(state).__name__} and would not be saved: declare it there")
+    for each in dataclasses.fields(state):
+        if not isinstance(getattr(state, each.name), (Tensor, ClientMemory)):
+            raise UsageError(f"{name}: state.{each.name} must be a tensor, so that it can be saved, got {getattr(state, each.name)!r}")
+    own = getattr(state, "w", None)
+    if not isinstance(own, Tensor) or own.shape != w.shape or own.dtype != w.dtype:
+        found = f"{own.dtype} of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "none"
+        raise UsageError(f"{name}: state.w must be the model as {w.dtype} of shape {tuple(w.shape)}, got {found}")

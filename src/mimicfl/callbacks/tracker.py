@@ -1,0 +1,209 @@
+"""Trackers: send the rows of a run to TensorBoard, Weights & Biases, MLflow or a CSV file.
+
+A tracker never stops a run. If it cannot be reached, there is one notice and the run continues; its rows are in the run folder, and `send`
+(`mimicfl track send`) delivers what is missing. A resumed run continues the same run in the tracker: rounds that the tracker has already
+are not sent again.
+"""
+
+import contextlib
+import json
+import secrets
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, first_line
+from ..files import write_text
+from ..metrics.history import read
+from ..metrics.recorder import Row
+from ..metrics.store import RunFolder, find_runs
+from ..registry import Registry
+from .interface import Callback, RoundInfo, RunInfo
+
+UNSENT = "unsent"  # key of the trackers that miss rounds
+STATE = ".tracking.json"  # in the run folder: the run's id in trackers, and how many rounds those have that cannot be asked
+FLUSH_EVERY = 1.0  # seconds between two messages to a tracker
+
+TRACKERS: Registry["Tracker"] = Registry("tracker")
+
+
+class Tracker(Callback):
+    """A destination of rows. Subclasses implement `connect`, `log` and `close`."""
+
+    part_of_result = False
+    _lost = _strict = False
+
+    def connect(self, run: RunInfo, run_id: str) -> int:
+        """Open the run in the tracker, the same one for the same id; returns how many rounds it has already."""
+        raise NotImplementedError
+
+    def log(self, rows: Sequence[Row]) -> None:
+        """Send rows, in order."""
+        raise NotImplementedError
+
+    def close(self, finished: bool) -> None:
+        """Everything is sent."""
+
+    @property
+    def spec(self) -> str:
+        """How notices and the command line name this tracker."""
+        return type(self).__name__
+
+    def begin(self, run: RunInfo) -> None:
+        self._run, self._pending, self._lost, self._flushed = run, list[Row](), False, time.monotonic()
+        self._sent = 0
+        with self._tolerant():
+            self._sent = self.connect(run, _run_id(run))
+            self._send(list(run.rows)[self._sent :])
+
+    def each_round(self, now: RoundInfo) -> None:
+        if self._lost or now.row["round"] < self._sent:  # a resumed run repeats the rounds after its checkpoint, with the same values
+            return
+        self._pending.append(now.row)
+        if time.monotonic() - self._flushed >= FLUSH_EVERY:
+            with self._tolerant():
+                self._flush()
+
+    def end(self, finished: bool) -> None:
+        if self._lost:
+            return
+        with self._tolerant():
+            self._flush()
+            self.close(finished)
+            if self.spec in (known := _unsent(self._run)):
+                keep_state(self._run, {UNSENT: [spec for spec in known if spec != self.spec]})
+
+    def _flush(self) -> None:
+        rows, self._pending, self._flushed = self._pending, [], time.monotonic()
+        self._send(rows)
+
+    def _send(self, rows: Sequence[Row]) -> None:
+        if rows:
+            self.log(rows)
+            self._sent = rows[-1]["round"] + 1
+
+    def _tolerant(self) -> "_Tolerant":
+        return _Tolerant(self)
+
+
+class _Tolerant:
+    """A tracker that raises is left alone for the rest of the run, with one notice."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self.tracker = tracker
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):  # nothing happened, or Ctrl-C
+            return False
+        tracker = self.tracker
+        tracker._lost = True
+        with contextlib.suppress(UsageError):  # a full disk must not stop the run either
+            keep_state(tracker._run, {UNSENT: [*_unsent(tracker._run), tracker.spec]})
+        said = f"{tracker.spec} cannot be reached ({first_line(error)})"
+        if tracker._strict:
+            raise UsageError(f"{said}; nothing is lost, try again later") from error
+        warnings.warn(f"{said}; the run continues without it, and its rows can be sent later: {_later(tracker)}", stacklevel=2)
+        return True
+
+
+def _later(tracker: Tracker) -> str:
+    """How to send the rows that a tracker misses."""
+    folder = tracker._run.folder
+    if folder is None:
+        return "a run with out=FOLDER keeps its rows"
+    if type(tracker).spec is Tracker.spec:  # the command line cannot name it
+        return f"mf.callbacks.send({str(folder)!r}, {tracker.spec}(...))"
+    return f"mimicfl track send {folder} --track {tracker.spec}"
+
+
+def numbers(row: Row) -> dict[str, float]:
+    """The numbers of a row: its own columns, and `class_accuracy/3` for lists."""
+    found: dict[str, float] = {}
+    for key, value in row.items():
+        for name, each in (
+            ((f"{key}/{k}", v) for k, v in enumerate(value)) if isinstance(value, list) and key != "clients" else ((key, value),)
+        ):
+            if isinstance(each, (int, float)) and not isinstance(each, bool) and name != "round":
+                found[name] = float(each)
+    return found
+
+
+def title(run: RunInfo) -> str:
+    """How a tracker's page calls the run."""
+    if run.name or run.folder:
+        return run.name or (run.folder.name if run.folder else "")
+    return "-".join(str(run.config.get(key, "")) for key in ("algorithm", "dataset", "seed"))
+
+
+def file_title(run: RunInfo, run_id: str) -> str:
+    """The title with the run's id, for names of files: two comparisons may send runs with the same title to one place."""
+    return f"{title(run)}-{run_id[:8]}"
+
+
+def settings(run: RunInfo) -> dict[str, Any]:
+    return {key: value for key, value in run.config.items() if value is not None}
+
+
+def make(spec: str) -> Tracker:
+    """A tracker from its spec: `tensorboard:DIR`, `wandb:PROJECT,offline=true`, `mlflow:URI`, `csv:DIR`."""
+    return TRACKERS.make(spec)
+
+
+def send(path: str | Path, tracker: Tracker) -> int:
+    """Send the rows of all runs at or below a folder that the tracker does not have yet; returns how many runs there are."""
+    import copy
+
+    folders = find_runs([path])
+    root = Path(path)
+    for folder in folders:
+        history = read(folder)
+        own = copy.copy(tracker)
+        own._strict = True
+        own.begin(RunInfo(_name(folder, root), folder.config, len(history.rows), folder.path, history.rows))
+        own.end(folder.finished)
+    return len(folders)
+
+
+def _name(folder: RunFolder, root: Path) -> str:
+    return folder.path.name if folder.path == root else str(folder.path.relative_to(root))
+
+
+def state(run: RunInfo) -> dict[str, Any]:
+    """What is known about this run's trackers, from its folder."""
+    if run.folder is None:
+        return {}
+    try:
+        held = json.loads((run.folder / STATE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return held if isinstance(held, dict) else {}
+
+
+def unsent(folder: Path) -> bool:
+    """Does a tracker miss rounds of the run in this folder?"""
+    return bool(_unsent(RunInfo(folder=folder)))
+
+
+def _unsent(run: RunInfo) -> list[str]:
+    known = state(run).get(UNSENT)
+    return list({spec: None for spec in known if isinstance(spec, str)}) if isinstance(known, list) else []
+
+
+def keep_state(run: RunInfo, more: Mapping[str, Any]) -> None:
+    if run.folder is not None:
+        write_text(run.folder / STATE, json.dumps(state(run) | dict(more)) + "\n")
+
+
+def _run_id(run: RunInfo) -> str:
+    """An id for trackers, made once and kept in the run folder: a resumed run has the same."""
+    known = state(run).get("id")
+    if isinstance(known, str) and known.isalnum():
+        return known
+    made = secrets.token_hex(8)
+    keep_state(run, {"id": made})
+    return made

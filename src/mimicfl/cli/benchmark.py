@@ -1,0 +1,132 @@
+"""`benchmark` and `recommend`: run the reference evaluation, see what is recorded, and ask which algorithm to use."""
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table as View
+
+from ..benchmark.recommend import advise, shipped
+from ..benchmark.run import run_part
+from ..benchmark.suite import PARTS, Cell, Part, find_part
+from ..callbacks import make as make_tracker
+from ..errors import UsageError, nearest, number
+from ..problem import find_device
+from ..report.benchmark import chapter, findings, write_benchmark_report
+from ..settings import Experiment
+from .options import given
+from .progress import Reporter
+
+RECORDS, RUNS = Path("records/benchmark"), Path("runs/benchmark")
+GPU_ENGINE = "batched:160:compiled"  # fixed lanes: the result of a run does not depend on the runs beside it
+FAR = 1.5  # of two profiles: the nearest pattern is then no good guide
+
+
+def benchmark(arguments: argparse.Namespace, console: Console) -> None:
+    {"list": _list, "run": _run, "status": _status, "page": _page}[arguments.action](arguments, console)
+
+
+def _parts(arguments: argparse.Namespace) -> list[Part]:
+    return [find_part(name) for name in arguments.parts] or list(PARTS.values())
+
+
+def _cells(arguments: argparse.Namespace, part: Part) -> list[Cell]:
+    known = {"pattern": [p.name for p in part.patterns], "algorithm": [g.algorithm for g in part.grids]}
+    wanted = {"pattern": arguments.patterns or [], "algorithm": arguments.algorithms or []}
+    for what, names in wanted.items():
+        for name in names:
+            if name not in known[what]:
+                raise UsageError(f"{part.name} has no {what} {name!r}; {nearest(name, known[what])}")
+    return [
+        cell
+        for cell in part.cells()
+        if (not wanted["pattern"] or cell.pattern.name in wanted["pattern"])
+        and (not wanted["algorithm"] or cell.grid.algorithm in wanted["algorithm"])
+    ]
+
+
+def _list(arguments: argparse.Namespace, console: Console) -> None:
+    for part in _parts(arguments):
+        console.print(
+            f"{part.name}: {part.title}, {part.rounds} rounds, {part.seeds} seeds, at least {_least_runs(part)} runs", style="bold"
+        )
+        for pattern in part.patterns:
+            console.print(f"  {pattern.name:14} {pattern.about}", soft_wrap=True)
+            console.print(f"  {'':14} {pattern.availability}", style="dim", soft_wrap=True)
+        for grid in part.grids:
+            axes = "; ".join(f"{axis.name} {', '.join(f'{v:g}' for v in axis.values)}" for axis in grid.axes)
+            console.print(f"  {grid.algorithm:14} {axes}", style="dim", soft_wrap=True)
+
+
+def _least_runs(part: Part) -> int:
+    return len(part.cells()) * (36 + part.seeds)
+
+
+def _run(arguments: argparse.Namespace, console: Console) -> None:
+    if arguments.minutes is not None:
+        number("--minutes", arguments.minutes, low=0)
+    if len(arguments.parts) != 1:
+        raise UsageError("say which part to run, as in 'mimicfl benchmark run digits'; see mimicfl benchmark list")
+    part = find_part(arguments.parts[0])
+    trackers = [make_tracker(spec) for spec in arguments.track]
+    settings = given(arguments)
+    device = find_device(str(settings.get("device", "cpu")))
+    settings |= {"device": str(device)} | ({"engine": GPU_ENGINE} if device.type == "cuda" and "engine" not in settings else {})
+    records, out = Path(arguments.records or RECORDS), Path(arguments.out or RUNS)
+    cells = _cells(arguments, part)
+    with Reporter(console, []) as progress:
+        done = run_part(part, records, out, cells, settings, arguments.minutes, arguments.amend, progress.notice, callbacks=trackers)
+    console.print("complete; the page: mimicfl benchmark page" if done else "not complete yet: give the same command again", soft_wrap=True)
+
+
+def _status(arguments: argparse.Namespace, console: Console) -> None:
+    records = Path(arguments.records or RECORDS)
+    for part in _parts(arguments):
+        found = chapter(part, records)
+        done, total = found.done
+        console.print(f"{part.name}: {done} of at least {total} runs recorded; plan {found.plan}", style="bold", soft_wrap=True)
+        view = View(box=None, header_style="bold", pad_edge=False)
+        view.add_column("pattern")
+        for grid in part.grids:
+            view.add_column(grid.algorithm, justify="right")
+        for table in found.tables:
+            states = [entry.state for entry in table.entries.values()]
+            view.add_row(table.pattern.name, *("done" if s.stage == "complete" else f"{s.done}/{s.total}" for s in states))
+        console.print(view)
+        for line in found.deviations:
+            console.print(f"  {line}", soft_wrap=True)
+
+
+def _page(arguments: argparse.Namespace, console: Console) -> None:
+    records = Path(arguments.records or RECORDS)
+    if not records.exists():
+        raise UsageError(f"there is no folder {records}; run a part first, or name the folder with --records DIR")
+    out = Path(arguments.out) if arguments.out else None
+    page, document = (out or RUNS) / "report.html", (out or Path("docs")) / "benchmark.md"
+    write_benchmark_report(records, page, document, document.parent / "pictures")
+    console.print(f"page     {page}\ndocument {document}", soft_wrap=True)
+
+
+def recommend(arguments: argparse.Namespace, console: Console) -> None:
+    """The benchmarked pattern that resembles the given availability most, and what is best there."""
+    part, records = find_part(arguments.part), Path(arguments.records or RECORDS)
+    settings = {key: value for key, value in given(arguments).items() if value is not None}
+    known = findings(part, records) if arguments.records or records.exists() else shipped(part)
+    if not known:
+        own = settings.get("availability", "SPEC")
+        raise UsageError(
+            f"a recommendation needs results of the benchmark, and {records} holds none of the part {part.name!r}; run it, "
+            f"at least {_least_runs(part)} runs (mimicfl benchmark run {part.name}), or compare the algorithms under your own availability "
+            f"(mimicfl compare --availability {own})"
+        )
+    experiment = Experiment(**{key: part.settings[key] for key in ("dataset", "num_clients", "partition")} | settings).resolved()
+    best, *others = advise(experiment, known)
+    console.print(f"use {best.finding.use}", style="bold", soft_wrap=True)
+    console.print(f"your clients resemble the pattern {best.finding.pattern!r}: {best.finding.about}", soft_wrap=True)
+    console.print(f"there, on {part.title}: {best.finding.by}; {best.finding.sure}", soft_wrap=True)
+    if best.differs:
+        console.print(f"they differ in: {', '.join(best.differs)}", soft_wrap=True)
+    if best.distance > FAR:
+        console.print("no benchmarked pattern is close: compare the algorithms on your own schedule with mimicfl compare", soft_wrap=True)
+    for other in others[:2]:
+        console.print(f"next nearest: {other.finding.pattern} (use {other.finding.use})", style="dim", soft_wrap=True)

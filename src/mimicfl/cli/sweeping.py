@@ -1,0 +1,88 @@
+"""`sweep`. A finished sweep that is repeated prints its tables again without importing PyTorch."""
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from .finished import Memo
+from .options import given, replaced_by
+
+
+def sweep(arguments: argparse.Namespace, console: Console) -> None:
+    target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
+    own = _replacements(arguments)
+    memo = Memo.of(target, arguments.file, own, console)
+    if memo is not None and not arguments.dry_run and memo.replay(console):
+        return None
+    return _train(arguments, console, target, own, memo)
+
+
+def _replacements(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The settings that options replace, `--algorithms` and `--seeds` as lists."""
+    own = given(arguments)
+    for key, values in (("algorithm", arguments.algorithms), ("seed", arguments.seeds)):
+        if values is not None:
+            own[key] = values
+    return own
+
+
+def _train(arguments: argparse.Namespace, console: Console, target: Path, own: dict[str, Any], memo: Memo | None) -> None:
+    from ..callbacks import make
+    from ..errors import UsageError
+    from ..experiments.execute import build_all, carry_out
+    from ..experiments.forecast import forecast
+    from ..experiments.grid import cells, read_sweep
+    from ..experiments.names import algorithm_list, seed_list
+    from ..plugins import load_plugins
+    from ..report.rates import best_rates, rate_setting
+    from ..report.report import write_report
+    from ..report.tables import rates_table
+    from ..report.verdict import RULE, tally
+    from .dry_run import print_forecast
+    from .progress import Reporter
+    from .train import print_overview, print_report
+
+    began = time.monotonic()
+    trackers = [make(spec) for spec in arguments.track]
+    if trackers and arguments.ray:
+        raise UsageError("--track is for runs on this machine; after a sweep with --ray, use mimicfl track send")
+    load_plugins(own.get("plugins", []))
+    own |= {"algorithm": algorithm_list(own["algorithm"])} if arguments.algorithms else {}
+    own |= {"seed": seed_list(own["seed"])} if arguments.seeds is not None else {}
+    plan = read_sweep(arguments.file, own, replaced_by(own))
+    if arguments.dry_run:
+        return print_forecast(console, forecast(build_all(plan), target), target)
+    with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
+        if arguments.ray:
+            from ..experiments.cluster import carry_out_on
+
+            carry_out_on(arguments.ray, plan, target, progress.notice)
+        else:
+            carry_out(plan, target, progress, progress.notice, callbacks=trackers)
+    console.record = True
+    reports = {cell: write_report([target / name for name in names], target / cell) for cell, names in cells(plan).items()}
+    pages = [report.page for report in reports.values()]
+    if len(reports) > 1:
+        whole = write_report([target / name for name in plan], target)
+        pages.append(whole.page)
+        print_overview(console, whole.groups)
+        console.print()
+        if counts := tally(whole.groups):
+            console.print(counts, soft_wrap=True)
+        console.print(RULE, style="dim")
+        if rates := best_rates(whole.groups):
+            console.print()
+            console.print(rates_table(rates, rate_setting(whole.groups)))
+            console.print()
+        console.print(f"all settings on one page: {whole.page}", soft_wrap=True)
+    for cell, report in reports.items():
+        if cell:
+            console.print(f"\n{cell}", style="bold", soft_wrap=True)
+        print_report(console, report, explain=len(reports) == 1)
+    shown, console.record = console.export_text(styles=True), False
+    if memo is not None:
+        memo.keep(shown, [target / name for name in plan], pages)
+    return console.print(f"{time.monotonic() - began:.0f} s", style="dim")

@@ -1,0 +1,1 @@
+"""Client-side training: models, losses, learning rates and local SGD."""

@@ -1,0 +1,1 @@
+"""Engines that train many clients in parallel on one device, mainly for GPUs."""

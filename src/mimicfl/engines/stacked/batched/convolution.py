@@ -1,0 +1,116 @@
+"""A `conv2d` that supports stacking: one call for all clients, each with its own weights.
+
+Three operations (forward, input gradient, weight gradient), each with a rule for `vmap`. They use Triton kernels on a GPU and grouped
+convolutions elsewhere.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+Ints = list[int]
+
+
+def _fast(x: Tensor) -> bool:
+    return x.is_cuda and x.dtype == torch.float32
+
+
+@torch.library.custom_op("mimicfl::conv", mutates_args=())
+def conv(x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    if _fast(x):
+        from .kernels import convolve
+
+        return convolve(x, w, stride, padding, dilation)
+    return _ungrouped(F.conv2d(_grouped(x), w.flatten(0, 1), None, stride, padding, dilation, len(x)), len(x))
+
+
+@conv.register_fake
+def _(x: Tensor, w: Tensor, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    sides = [(x.shape[3 + i] + 2 * padding[i] - dilation[i] * (w.shape[3 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
+    return x.new_empty(x.shape[0], x.shape[1], w.shape[1], *sides)
+
+
+@torch.library.custom_op("mimicfl::conv_input", mutates_args=())
+def conv_input(dy: Tensor, w: Tensor, size: Ints, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    m, b = dy.shape[:2]
+    if _fast(dy):
+        from .kernels import convolve_back
+
+        return convolve_back(dy, w, size, stride, padding, dilation)
+    shape = (b, m * w.shape[2], *size)
+    return _ungrouped(conv2d_input(shape, w.flatten(0, 1), _grouped(dy), stride, padding, dilation, m), m)
+
+
+@conv_input.register_fake
+def _(dy: Tensor, w: Tensor, size: Ints, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    return dy.new_empty(dy.shape[0], dy.shape[1], w.shape[2], *size)
+
+
+@torch.library.custom_op("mimicfl::conv_weight", mutates_args=())
+def conv_weight(x: Tensor, dy: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    if _fast(x):
+        from .kernels import convolve_weights
+
+        return convolve_weights(x, dy, kernel, stride, padding, dilation, precision)
+    m, o, c = x.shape[0], dy.shape[2], x.shape[2]
+    shape = (m * o, c, *kernel)
+    found: Tensor = conv2d_weight(_grouped(x), shape, _grouped(dy), stride, padding, dilation, m)
+    return found.view(m, o, c, *kernel)
+
+
+@conv_weight.register_fake
+def _(x: Tensor, dy: Tensor, kernel: Ints, stride: Ints, padding: Ints, dilation: Ints, precision: str) -> Tensor:
+    return x.new_empty(x.shape[0], dy.shape[2], x.shape[2], *kernel)
+
+
+def _grouped(x: Tensor) -> Tensor:
+    """[m, B, C, ...] -> [B, m C, ...]: clients as groups of channels."""
+    return x.transpose(0, 1).flatten(1, 2)
+
+
+def _ungrouped(x: Tensor, m: int) -> Tensor:
+    apart: Tensor = x.unflatten(1, (m, -1))
+    return apart.transpose(0, 1).contiguous()
+
+
+def _stacked(operation: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+    """Apply the operation to both tensors with the clients as the first dimension; a shared tensor is expanded, not copied."""
+    pair = [t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(args[:2], in_dims[:2], strict=True)]
+    return operation(*pair, *args[2:]), 0
+
+
+def _stackable(operation: Any) -> Any:
+    """Make an autograd function of a stacked operation: unstacked, it runs a stack of one; under `vmap`, one call for all clients."""
+
+    class Stackable(torch.autograd.Function):
+        @staticmethod
+        def forward(a: Tensor, b: Tensor, *how: Any) -> Tensor:
+            return operation(a[None], b[None], *how)[0]  # type: ignore[no-any-return]
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+            ctx.save_for_backward(*inputs[:2])
+            ctx.how = inputs[2:]
+
+        @staticmethod
+        def vmap(info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
+            return _stacked(operation, info, in_dims, *args)
+
+    return Stackable
+
+
+ConvInput, ConvWeight = _stackable(conv_input), _stackable(conv_weight)
+
+
+class Conv(_stackable(conv)):  # type: ignore[misc]
+    """The convolution; its gradients are the other two operations."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        dx = ConvInput.apply(dy, w, list(x.shape[-2:]), *ctx.how)
+        dw = ConvWeight.apply(x, dy, list(w.shape[-2:]), *ctx.how)
+        return dx, dw, *[None] * len(ctx.how)

@@ -1,0 +1,60 @@
+"""The batched engine stacks the active clients of one or more runs and trains them with one program."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ....clients.losses import Loss
+from ....data.clients import Clients, Holdout
+from ....data.samples import parts
+from ..jobs import Jobs, Needs, Results
+from ..lane_engine import LaneEngine
+from ..lanes import Lanes, run_jobs
+from .program import Program
+from .step import Stack
+
+# Models and samples per evaluation pass. The number of models is fixed so that a model's outputs do not depend on the others.
+MODELS, SAMPLES = 8, 2**14
+
+
+class BatchedEngine(LaneEngine):
+    """Trains any module that `vmap(grad)` supports, `lanes` clients in parallel; `compiled` compiles the traced step."""
+
+    name = "batched"
+    failure = "it cannot be stacked"
+
+    def __init__(
+        self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
+    ) -> None:
+        super().__init__(model, clients, loss, precision, lanes, compiled)
+        self.stack = Stack(model, clients.data, loss, clients.device, precision)
+        self.program: Program | None = None
+
+    def like(self, model: nn.Module) -> "BatchedEngine":
+        return BatchedEngine(model, self.clients, self.loss, self.precision)
+
+    def _lane(self, needs: Needs) -> Needs:
+        """Always include the shift and the proximal term: without them the compiler might sum in a different order."""
+        return replace(needs, shift=True, prox=True)
+
+    def _build(self, needs: Needs, w: Tensor) -> None:
+        lanes = Lanes(self.width, needs, w, scale=self._scale(needs, w[0]))
+        self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
+
+    def _run(self, jobs: Jobs) -> Results:
+        assert self.program is not None
+        return run_jobs(jobs, self.program.lanes, self.program.advance)
+
+    def _drop(self) -> None:
+        self.program = None
+
+    @torch.no_grad()
+    def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
+        """Test outputs [r, n, ...] of r models [r, d]; None on a CPU, where the last bits would depend on a model's place among them."""
+        if w.device.type == "cpu":
+            return None
+        filled = torch.cat([w, w[-1:].expand(-len(w) % MODELS, -1)])
+        passes = [torch.cat([self.stack.outputs(part, x) for x in parts(samples.x, SAMPLES)], dim=1) for part in filled.split(MODELS)]
+        return torch.cat(passes)[: len(w)]

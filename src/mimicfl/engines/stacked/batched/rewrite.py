@@ -1,0 +1,66 @@
+"""Replaces some PyTorch calls of a stacked model: convolutions by our own, dropout by one with keyed random numbers."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from ...torch_overrides import DROPOUT, conv2d_call, dropout_call, pair
+from .convolution import Conv
+
+_WORD = (1 << 32) - 1
+_STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
+
+
+class Stackable(TorchFunctionMode):
+    """Replaces convolutions and dropout while it is active.
+
+    `key` is derived from (seed, round, client, step) and determines every dropout mask. `precision` applies to the tensor cores in our
+    convolutions (weight gradients); None keeps PyTorch's convolutions.
+    """
+
+    def __init__(self, key: Tensor, precision: str | None) -> None:
+        super().__init__()
+        self.key, self.precision, self.site = key, precision, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.conv2d and self.precision:
+            x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
+            if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
+                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
+                return y if bias is None else y + bias.view(-1, 1, 1)
+        if func in DROPOUT:
+            return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
+        return func(*args, **kwargs)
+
+    def _dropout(self, whole_channels: bool, x: Tensor, p: float, training: bool) -> Tensor:
+        if not training or p == 0.0:
+            return x
+        self.site += 1
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else x.shape
+        keep = uniform(self.key + _signed(_SITE * self.site), shape) >= p
+        return torch.where(keep, x / (1 - p) if p < 1 else torch.zeros_like(x), 0.0)
+
+
+def uniform(key: Tensor, shape: Any) -> Tensor:
+    """Return uniform numbers in [0, 1) that depend only on the key and the position, by hashing both.
+
+    The key is hashed first, so that neighbouring keys do not give overlapping sequences. The sum precedes the product because the
+    compiler treats a bare position as a small integer, which it cannot multiply by a 64-bit constant.
+    """
+    z = (torch.arange(torch.Size(shape).numel(), device=key.device) + _folded(key)) * _STEP
+    return (((_folded(z) >> 40) & 0xFFFFFF).to(torch.float32) / (1 << 24)).view(shape)
+
+
+def _signed(number: int) -> int:
+    """Wrap a Python integer to signed 64 bits, as tensor arithmetic does."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def _folded(z: Tensor) -> Tensor:
+    for _ in range(3):
+        z = (z ^ ((z >> 32) & _WORD)) * _MIX
+    return z

@@ -1,0 +1,104 @@
+"""One local step of many clients as a function of stacked tensors, derived from any module with `vmap(grad)`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn import functional as F
+
+from ....clients.local_update import shortening
+from ....clients.losses import Loss, cross_entropy
+from ....clients.params import copy_sharing_frozen
+from ....data.augment import crop_and_flip
+from ....data.dataset import Data
+from ....data.samples import Samples, arguments, as_tensor, mapped, rows
+from ....tasks.base import LearningTask, ratio
+from ..lanes import Lanes
+from ..update import update_lanes
+from .rewrite import Stackable
+
+
+class Stack:
+    """A module and a loss, stacked over clients."""
+
+    def __init__(self, model: nn.Module, data: Data, loss: Loss, device: torch.device, precision: str) -> None:
+        self.module = copy_sharing_frozen(model, device).train()
+        self.data, self.loss = data, loss
+        self.half = precision == "bf16"
+        self.precision = "tf32x3" if precision == "fp32" else "tf32"  # of our convolutions: tf32x3 is float32 in three products
+        trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.shapes = [p.shape for _, p in trained]
+        self.sizes = [p.numel() for _, p in trained]
+        self.dtype = trained[0][1].dtype
+
+    def windows(self, w: Tensor) -> list[Tensor]:
+        """Split [m, d] into one view [m, *shape] per parameter."""
+        return [part.unflatten(1, shape) if shape else part[:, 0] for part, shape in zip(w.split(self.sizes, 1), self.shapes, strict=True)]
+
+    def _loss(self, params: list[Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor) -> Tensor:
+        with Stackable(key, self.precision), torch.autocast(weights.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
+            output = self._outputs(params, x)
+        return weighted(self.loss, output.to(self.dtype), y, weights)
+
+    def _outputs(self, params: list[Tensor], x: Samples) -> Tensor:
+        return as_tensor(functional_call(self.module, dict(zip(self.names, params, strict=True)), *arguments(x)))
+
+    def step(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> None:
+        """Advance the first m lanes by one local step, in place."""
+        now = torch.minimum(lanes.k[:m], lanes.steps[:m] - 1)[:, None]  # finished lanes repeat their last batch, without effect
+        place = torch.arange(lanes.batch, device=lanes.w.device)
+        at = now * lanes.batch + place
+        chosen = lanes.samples[:m].gather(1, at).long()
+        count = lanes.sizes[:m].gather(1, now)
+        weights = (place < count).to(self.dtype) / count
+        batch = rows(x, chosen)
+        if lanes.moves is not None and isinstance(batch, Tensor):
+            moves = lanes.moves[:m].gather(1, at[..., None].expand(-1, -1, 3)).long()
+            batch = crop_and_flip(batch.flatten(0, 1), moves.flatten(0, 1)).view_as(batch)
+        flat = self.data.inputs(mapped(lambda each: each.flatten(0, 1), batch), self.dtype)
+        inputs, targets = mapped(lambda each: each.unflatten(0, (m, lanes.batch)), flat), rows(y, chosen)
+        w = lanes.w[:m]
+        gradients, value = vmap(grad_and_value(self._loss))(self.windows(w), inputs, targets, weights, lanes.keys[:m] + now[:, 0])
+        h = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], dim=1)
+        if lanes.clip is not None:
+            h = h * shortening(h.norm(dim=1), lanes.clip[:m])[:, None]
+        going = lanes.k[:m] < lanes.steps[:m]
+        update_lanes(lanes, slice(0, m), h)
+        lanes.total[:m] += torch.where(going, value, 0.0)
+        lanes.k[:m] += 1
+
+    def outputs(self, w: Tensor, x: Samples) -> Tensor:
+        """Return the outputs [r, n, ...] of r models [r, d] in evaluation mode on the same stored samples."""
+        inputs = self.data.inputs(x, self.dtype)
+        key = torch.zeros((), dtype=torch.long, device=w.device)
+
+        def one(params: list[Tensor]) -> Any:
+            with Stackable(key, self.precision):
+                return self._outputs(params, inputs)
+
+        self.module.eval()
+        try:
+            return vmap(one)(self.windows(w))  # type: ignore[no-any-return]
+        finally:
+            self.module.train()
+
+
+def weighted(loss: Loss, output: Tensor, target: Samples, weights: Tensor) -> Tensor:
+    """The loss of a padded batch; the weights of its samples sum to 1, those of the padding are 0."""
+    if isinstance(loss, LearningTask):
+        total, weight = loss.sums(output, target)
+        here = (weights > 0).to(total.dtype)
+        return ratio(total * here, weight * here)
+    return (each(loss, output, target) * weights).sum()
+
+
+def each(loss: Loss, output: Tensor, target: Samples) -> Tensor:
+    """Return the loss of every sample, [B]; its mean is the loss of the batch."""
+    if isinstance(target, Tensor) and (loss is cross_entropy or loss is F.cross_entropy):
+        single = F.cross_entropy(output, target, reduction="none")
+        return single.flatten(1).mean(dim=1) if single.ndim > 1 else single
+    one: Callable[[Tensor, Samples], Tensor] = lambda o, t: loss(o[None], mapped(lambda each: each[None], t))  # noqa: E731
+    return vmap(one)(output, target)

@@ -1,0 +1,205 @@
+"""Collects the active clients of one or more runs into a list of jobs: the samples of every step, the rates and the task."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...clients.local_sgd import LocalSGD
+from ...clients.optimizers import Rule
+from ...clients.train import draw
+from ...data.clients import Clients
+from ...seeds import number
+from ..interface import ClientUpdates, TrainRequest
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The capacity that a lane needs for the largest job; programs are built for it."""
+
+    batch: int
+    steps: int
+    shift: bool = False
+    prox: bool = False
+    augment: bool = False
+    momentum: bool = False
+    clip: bool = False
+    first: bool = False  # the first and the last gradient are sent
+    last: bool = False
+    rule: Rule | None = None  # of the clients' optimizer
+    multipliers: tuple[tuple[str, float], ...] = ()  # of learning rates, by name pattern
+
+    def covers(self, other: "Needs") -> bool:
+        return self._optimizer == other._optimizer and all(getattr(self, name) >= getattr(other, name) for name in self._sizes)
+
+    @property
+    def _optimizer(self) -> tuple[Any, ...]:
+        """What is part of a program, so that a program for other clients does not cover it."""
+        return self.rule, self.multipliers
+
+    @property
+    def _sizes(self) -> list[str]:
+        return [field.name for field in fields(self) if field.name not in ("rule", "multipliers")]
+
+    @classmethod
+    def of(cls, requests: Sequence[TrainRequest]) -> "Needs":
+        """Return the capacity for these requests and for any other clients of the same populations."""
+        populations = {(id(request.clients), id(request.local)): request for request in requests}
+        largest = [_largest(request) for request in populations.values()]
+        return cls(
+            batch=max(batch for batch, _ in largest),
+            steps=max(steps for _, steps in largest),
+            shift=any(isinstance(request.task.shift, Tensor) or request.task.shift != 0 for request in requests),
+            prox=any(request.task.mu != 0 for request in requests),
+            augment=requests[0].clients.data.augment,
+            momentum=any(request.local.momentum != 0 and request.local.rule is None for request in requests),
+            clip=any(request.local.clip_norm != 0 for request in requests),
+            first=any("first_gradient" in request.task.send for request in requests),
+            last=any("last_gradient" in request.task.send for request in requests),
+            rule=requests[0].local.rule,  # runs that train together have the same
+            multipliers=requests[0].local.lr_multipliers,
+        )
+
+    def merged(self, other: "Needs") -> "Needs":
+        """Return the capacity for both; an optimizer is replaced by the other's."""
+        return replace(other, **{name: max(getattr(self, name), getattr(other, name)) for name in self._sizes})
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """One row per job. A job's batches are concatenated, `batch` entries each; short batches are padded with their first sample."""
+
+    steps: np.ndarray  # [J] number of batches
+    sizes: Tensor  # [J, K] int32, samples per batch
+    samples: Tensor  # [J, K * batch] int32, row numbers in the data
+    moves: Tensor | None  # [J, K * batch, 3] int8, crops and flips if the data is augmented
+    keys: Tensor  # [J] int64, random keys for dropout layers
+    request: np.ndarray  # [J] index of the request
+    eta: Tensor  # [J]
+    mu: Tensor  # [J]
+    momentum: Tensor  # [J]
+    clip: Tensor  # [J] infinite if gradients are not clipped
+    decay: Tensor  # [J] weight decay that is part of shift and mu; gradients that are sent include it
+    w: Tensor  # [requests, d]
+    shift: Tensor | None  # [J, d]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> "Jobs":
+        """Return the same jobs with the entries of every parameter vector reordered."""
+        return replace(self, w=arrange(self.w), shift=None if self.shift is None else arrange(self.shift))
+
+
+def list_jobs(requests: Sequence[TrainRequest], batch: int) -> Jobs:
+    """Build the list of jobs on the device."""
+    plans = [_plan(request, client, batch) for request in requests for client in request.active.tolist()]
+    steps = np.array([len(sizes) for sizes, _, _ in plans])
+    most = int(steps.max())
+    sizes = np.ones((len(plans), most), dtype=np.int32)
+    samples = np.zeros((len(plans), most * batch), dtype=np.int32)
+    augment = plans[0][2] is not None
+    moves = np.zeros((len(plans), most * batch, 3), dtype=np.int8) if augment else None
+    for job, (own, rows, shifts) in enumerate(plans):
+        sizes[job, : len(own)] = own
+        samples[job, : len(rows)] = rows
+        if moves is not None and shifts is not None:
+            moves[job, : len(rows)] = shifts
+    device, dtype = requests[0].w.device, requests[0].w.dtype
+    belongs = np.repeat(np.arange(len(requests)), [len(request.active) for request in requests])
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)[torch.from_numpy(belongs).to(device)]
+
+    def up(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return Jobs(
+        steps=steps,
+        sizes=up(sizes),
+        samples=up(samples),
+        moves=None if moves is None else up(moves),
+        keys=up(np.array([number(r.seed, "layers", r.t, client) for r in requests for client in r.active.tolist()])),
+        request=belongs,
+        eta=column([request.eta_L for request in requests]),
+        mu=column([request.task.mu for request in requests]),
+        momentum=column([request.local.momentum for request in requests]),
+        clip=column([request.local.clip_norm or math.inf for request in requests]),
+        decay=column([request.local.l2 for request in requests]),
+        w=torch.stack([request.w for request in requests]),
+        shift=_shifts(requests),
+    )
+
+
+def _plan(request: TrainRequest, client: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Return one client's batch sizes, sample rows and augmentation moves, with every batch padded to `batch` entries."""
+    drawn, order, moves = draw(request.clients, client, request.local, request.seed, (request.t, client))
+    sizes, rows = np.array(drawn), request.clients.split[client][order]
+    if (sizes != batch).any():
+        begin = np.cumsum(sizes) - sizes
+        place = np.arange(batch)
+        spread = (begin[:, None] + np.where(place < sizes[:, None], place, 0)).reshape(-1)
+        rows, moves = rows[spread], None if moves is None else moves[spread]
+    return sizes, rows, None if moves is None else moves.astype(np.int8)
+
+
+def _shifts(requests: Sequence[TrainRequest]) -> Tensor | None:
+    if not any(isinstance(request.task.shift, Tensor) or request.task.shift for request in requests):
+        return None
+    d = requests[0].w.numel()
+    parts = []
+    for request in requests:
+        shift = request.task.shift
+        parts.append(shift if isinstance(shift, Tensor) else request.w.new_full((len(request.active), d), float(shift)))
+    return torch.cat(parts)
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the jobs gave; rows follow the list of jobs."""
+
+    g: Tensor  # [J, d]
+    total: Tensor  # [J] sum of the batch losses
+    sent: dict[str, Tensor]  # [J, d] each
+
+    def arranged(self, arrange: Callable[[Tensor], Tensor]) -> "Results":
+        """Return the same results with the entries of every parameter vector reordered."""
+        return Results(arrange(self.g), self.total, {name: arrange(rows) for name, rows in self.sent.items()})
+
+    def split(self, requests: Sequence[TrainRequest], jobs: Jobs) -> list[ClientUpdates]:
+        """Return the updates of each request."""
+        steps = torch.from_numpy(jobs.steps).to(self.g.device)
+        loss = self.total / steps.to(self.total.dtype)
+        cut = [len(request.active) for request in requests]
+        parts = zip(requests, self.g.split(cut), steps.split(cut), loss.split(cut), strict=True)
+        sent = {name: rows.split(cut) for name, rows in self.sent.items()}
+        return [
+            ClientUpdates(rows, K, mean, _unchanged(request), {name: sent[name][k] for name in request.task.send})
+            for k, (request, rows, K, mean) in enumerate(parts)
+        ]
+
+
+def _unchanged(request: TrainRequest) -> dict[str, Tensor]:
+    """Return the buffers, which training does not change, once per client."""
+    return {name: value.expand(len(request.active), *value.shape) for name, value in request.buffers.items()}
+
+
+# By population and local training, which do not change: every round needs them, and finding them takes a look at every client.
+_LARGEST: WeakKeyDictionary[Clients, dict[int, tuple[LocalSGD, tuple[int, int]]]] = WeakKeyDictionary()
+
+
+def _largest(request: TrainRequest) -> tuple[int, int]:
+    """Return the largest batch and the largest number of steps of any client."""
+    known = _LARGEST.setdefault(request.clients, {})
+    if id(request.local) not in known:
+        sizes = request.clients.sizes
+        likely = range(len(sizes)) if request.local.lists else (int(sizes.argmax()), int(sizes.argmin()))
+        plans = [request.local.batch_sizes(int(sizes[client]), client) for client in likely]
+        largest = max(max(batches) for batches in plans), max(len(batches) for batches in plans)
+        known[id(request.local)] = request.local, largest  # holds the object, so that its id stays its own
+    return known[id(request.local)][1]

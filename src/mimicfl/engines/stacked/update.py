@@ -1,0 +1,44 @@
+"""The update of lanes after a gradient, in place: what `clients.local_update` does after the backward pass, for many clients."""
+
+import torch
+from torch import Tensor
+
+from .lanes import Lanes
+
+EVERYTHING = slice(None)
+
+
+def update_lanes(lanes: Lanes, rows: slice, h: Tensor, part: slice = EVERYTHING) -> None:
+    """Update some lanes, in some entries of their vectors, given the batch gradients h [rows, part].
+
+    Finished lanes do not change; `k`, the lanes' number of steps so far, must be counted by the caller.
+    """
+    w = lanes.w[rows, part]
+    h = h.to(w.dtype)
+    going = (lanes.k[rows] < lanes.steps[rows])[:, None]
+    if lanes.decay is not None:
+        _keep_gradients(lanes, rows, part, h + lanes.decay[rows, None] * w, going)
+    if lanes.shift is not None:
+        h = h + lanes.shift[rows, part]
+    if lanes.start is not None:
+        h = h + lanes.mu[rows, None] * (w - lanes.start[rows, part])
+    if lanes.rule is not None:
+        h = lanes.rule.step(h, w, lanes.k[rows, None] + 1, [slot[rows, part] for slot in lanes.slots])
+    elif lanes.u is not None and lanes.momentum is not None:
+        h = lanes.momentum[rows, None] * lanes.u[rows, part] + h
+        lanes.u[rows, part] = h  # also in finished lanes, where it is not read again
+    if lanes.scale is not None:
+        h = h * lanes.scale[part]
+    h = torch.where(going, h, 0.0)
+    lanes.g[rows, part] += h
+    w -= lanes.eta[rows, None] * h
+    if lanes.half is not None:
+        lanes.half[rows, part] = w.to(lanes.half.dtype)
+
+
+def _keep_gradients(lanes: Lanes, rows: slice, part: slice, gradient: Tensor, going: Tensor) -> None:
+    """Keep the first and the last gradient of a lane, if clients send them."""
+    if lanes.first is not None:
+        lanes.first[rows, part] = torch.where(lanes.k[rows, None] == 0, gradient, lanes.first[rows, part])
+    if lanes.last is not None:
+        lanes.last[rows, part] = torch.where(going, gradient, lanes.last[rows, part])

@@ -1,0 +1,108 @@
+"""From settings to a run: make every object that an experiment names."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import algorithms, participation
+from ..clients import models
+from ..clients.local import Local
+from ..data import partition
+from ..data.dataset import Data
+from ..data.datasets import DATASETS, load
+from ..data.holdout import held_out
+from ..engines.select import check_engine
+from ..errors import UsageError, shown
+from ..plugins import load_plugins
+from ..problem import Problem
+from ..registry import parse
+from ..settings import Experiment, arguments_of
+from ..simulation.diagnose import attach_diagnostics
+from ..simulation.run import Run
+from ..tasks import LearningTask
+
+
+def build(experiment: Experiment) -> tuple[Experiment, Run]:
+    """The experiment with everything filled in, as it will be stored, and its run before the first round."""
+    if not isinstance(experiment, Experiment):
+        raise UsageError(f"settings must be an mf.Experiment, as in mf.run(mf.Experiment(rounds=50)), got {shown(experiment)}")
+    load_plugins(experiment.plugins)  # first: what settings mean may depend on what plugins register
+    e = experiment.resolved()
+    algorithm, pattern = algorithms.make(e.algorithm), participation.make(e.availability)  # cheap mistakes first, before data is read
+    problem = build_problem(e)
+    made = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
+    run = Run(problem, **arguments_of(Run, e) | made)
+    check_engine(e.engine, problem.device)
+    attach_diagnostics(run, e.diagnose)
+    files: dict[str, Any] = {name: _with_absolute_file(getattr(e, name)) for name in ("availability", "speed", "bandwidth")}
+    e = dataclasses.replace(
+        e,
+        num_clients=len(problem.split),  # a natural split has as many clients as the data
+        **resolved_loss(e, problem),
+        plugins=[_absolute(p) if p.endswith(".py") else p for p in e.plugins],
+        data_path=e.data_path and _absolute(e.data_path),
+        **files,
+    )
+    run.config = e.to_dict()
+    return e, run
+
+
+def resolved_loss(e: Experiment, problem: Problem) -> dict[str, Any]:
+    """The loss, or the task with its metrics, where the settings leave them to the data."""
+    if isinstance(problem.loss, LearningTask):
+        return {"task": problem.loss.name, "metrics": ",".join(metric.name for metric in problem.loss.metrics)}
+    return {"loss": str(problem.data.loss) if e.loss == "auto" else e.loss}
+
+
+def build_problem(e: Experiment) -> Problem:
+    """Model, data, split and local training that resolved settings name."""
+    local = Local(**arguments_of(Local, e) | {"batch_size": None if e.batch_size == "full" else int(e.batch_size)})
+    data = load_data(e)
+    labels = data.y_train if data.num_classes else torch.zeros(data.num_train, dtype=torch.long)
+    split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
+    model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
+    made = {"model": model, "data": data, "split": split, "local": local}
+    made |= {key: None if (value := getattr(e, key)) == "auto" else value for key in ("loss", "task", "metrics")}
+    return Problem.of(**arguments_of(Problem.of, e) | made)
+
+
+def load_data(e: Experiment) -> Data:
+    """The experiment's data; runs that may share it get the same object."""
+    factory = DATASETS.find(parse(e.dataset)[0])
+    taken = inspect.signature(factory).parameters
+    options = {key: getattr(e, key) for key in ("num_clients", "seed") if key in taken}
+    data = _load(factory, e.dataset, e.data_path, **options)
+    if data.changed():  # edited in place by the user: this must not affect other runs
+        _load.cache_clear()
+        data = _load(factory, e.dataset, e.data_path, **options)
+    return _held_out(data, e.validation) if e.validation else data
+
+
+@functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
+def _load(factory: Callable[..., Data], name: str, path: str | None, **options: Any) -> Data:
+    """By the factory as well: a dataset that is registered anew is made anew."""
+    return load(name, path, **options)
+
+
+_held_out = functools.lru_cache(maxsize=8)(held_out)  # runs that may share their data get the same object
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).resolve())
+
+
+FILE_OPTION = {"explicit": "matrix", "trace": "file", "file": "file"}  # of specs that name a file
+
+
+def _with_absolute_file(spec: str) -> str:
+    """`explicit:FILE` must mean the same file when the run is resumed from another folder."""
+    name, values, options = parse(spec)
+    source = options.get(FILE_OPTION.get(name, ""), values[0] if values else None)
+    if name not in FILE_OPTION or not isinstance(source, str):
+        return spec
+    return spec.replace(source, _absolute(source), 1)

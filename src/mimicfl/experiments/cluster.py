@@ -1,0 +1,145 @@
+"""A sweep over a Ray cluster: every worker takes a group of runs that train together, as on one machine.
+
+Runs are described by their settings alone; data, models and schedules are made anew where they are needed. Workers that see the
+same file system write straight into the run folders; others send the folders back when their group is through. A group whose
+worker died is handed out again and resumes from its checkpoints, or from the start if they are on another machine's disk.
+"""
+
+import json
+import os
+import secrets
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from ..files import explained, replacing
+from ..settings import from_dict
+from .build import build
+from .execute import Notice, Plan, carry_out, groups, split_finished
+
+MOST_DEATHS = 5  # of workers with the same group of runs: then the group is the cause
+
+
+def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:
+    """All runs of the plan on the cluster at `address` ("auto", "local", or a Ray address), each in its folder below `out`."""
+    ray = _ray()
+    target = Path(out).resolve()
+    with explained(target):
+        target.mkdir(parents=True, exist_ok=True)
+    parts = _parts(plan, target)
+    if not parts:
+        return notice("all runs are already finished")
+    token = target / f".sweep-{secrets.token_hex(8)}"
+    token.touch()
+    try:
+        _connect(ray, address)
+        workers = _workers(ray, next(iter(plan.values())).device)
+        parts = _spread(parts, workers)
+        notice(f"{sum(map(len, parts))} runs in {len(parts)} groups for {workers} workers")
+        _hand_out(ray, parts, plan, target, token.name, notice)
+    finally:
+        ray.shutdown()
+        token.unlink(missing_ok=True)
+    return None
+
+
+def _ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UsageError("sweeps over a cluster need Ray: pip install 'mimicfl[ray]'") from None
+    return ray
+
+
+def _connect(ray: Any, address: str) -> None:
+    where = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {"address": address}
+    try:
+        ray.init(**where, log_to_driver=False, logging_level="ERROR")
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = (str(error).splitlines() or ["no answer"])[0]
+        raise UsageError(f"no Ray cluster at {address!r} ({first}): start one with 'ray start --head', or use --ray local") from None
+
+
+def _workers(ray: Any, device: str) -> int:
+    held = ray.cluster_resources()
+    found = int(held.get("CPU" if device == "cpu" else "GPU", 0))
+    if not found:
+        raise UsageError(f"the cluster has no {'CPU' if device == 'cpu' else 'GPU'}: use device {'cuda' if device == 'cpu' else 'cpu'}")
+    return found
+
+
+def _parts(plan: Plan, target: Path) -> list[list[str]]:
+    """The unfinished runs, in groups that can train together; every mistake is found here, before any run starts."""
+    _, waiting = split_finished({name: build(e) for name, e in plan.items()}, target)
+    return groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+
+
+def _spread(parts: list[list[str]], workers: int) -> list[list[str]]:
+    """Groups cut so that every worker has one, the largest first."""
+    while len(parts) < workers and max(map(len, parts)) > 1:
+        parts.sort(key=len)
+        largest = parts.pop()
+        middle = len(largest) // 2
+        parts += [largest[:middle], largest[middle:]]
+    return sorted(parts, key=len, reverse=True)
+
+
+def _hand_out(ray: Any, parts: list[list[str]], plan: Plan, target: Path, token: str, notice: Notice) -> None:
+    cuda = next(iter(plan.values())).device != "cpu"
+    remote = ray.remote(num_cpus=1, num_gpus=int(cuda), max_retries=0)(work)
+    deaths = dict.fromkeys(range(len(parts)), 0)
+    failures: list[str] = []
+
+    def submit(part: int) -> Any:
+        settings = json.dumps({name: plan[name].to_dict() for name in parts[part]})
+        return remote.remote(settings, str(target), token)
+
+    going = {submit(part): part for part in range(len(parts))}
+    while going:
+        ready, _ = ray.wait(list(going), num_returns=1)
+        part = going.pop(ready[0])
+        try:
+            failure, files = ray.get(ready[0])
+        except ray.exceptions.RayTaskError as error:
+            raise UsageError(f"a worker failed: {str(error).strip().splitlines()[-1]}") from None
+        except ray.exceptions.RayError as error:  # the worker, or its machine, is gone
+            deaths[part] += 1
+            if deaths[part] == MOST_DEATHS:
+                raise UsageError(
+                    f"{MOST_DEATHS} workers died with the same {len(parts[part])} runs ({type(error).__name__}): stopped"
+                ) from None
+            notice(f"a worker died: its {len(parts[part])} runs are resumed by another")
+            time.sleep(1.0)  # the system releases a dead process's locks with a delay
+            going[submit(part)] = part
+            continue
+        for name, content in sorted(files.items(), key=lambda item: item[0].endswith("final.safetensors")):  # its presence means the end
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(target / name) as file:
+                file.write_bytes(content)
+        failures += [failure] if failure else []
+        notice(f"{len(parts[part])} runs finished, {len(going)} groups to go")
+    if failures:
+        raise UsageError("; ".join(failures))
+
+
+def work(settings: str, out: str, token: str) -> tuple[str, dict[str, bytes]]:
+    """On a worker: train a group. Returns a message if runs diverged, and the files if this machine does not share the sender's disk."""
+    plan = {name: from_dict({k: v for k, v in own.items() if v is not None}, name) for name, own in json.loads(settings).items()}
+    if (Path(out) / token).exists():
+        return _carried_out(plan, Path(out)), {}
+    with tempfile.TemporaryDirectory() as folder:
+        failure = _carried_out(plan, Path(folder))
+        files = {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).glob("**/*") if p.is_file() and p.name != ".lock"}
+    return failure, files
+
+
+def _carried_out(plan: Plan, out: Path) -> str:
+    try:
+        carry_out(plan, out)
+    except UsageError as error:
+        return str(error)
+    return ""

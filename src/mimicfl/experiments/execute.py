@@ -1,0 +1,204 @@
+"""Run experiments: one, a comparison, or a sweep. Runs that can train together do, round by round."""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..algorithms import paper_algorithms
+from ..algorithms.client_memory import SHARE, free_memory
+from ..callbacks.interface import Callback, CallbackSet, EachRound, callback_set
+from ..errors import Diverged, Paused, UsageError, check_callable
+from ..files import open_files
+from ..metrics.history import History, read
+from ..metrics.recorder import Row
+from ..metrics.store import RunFolder, as_folder
+from ..settings import Experiment
+from ..simulation.checkpoint import check_folder
+from ..simulation.run import Run
+from ..simulation.train import train
+from .build import build
+from .comparison import Comparison
+from .names import algorithm_list, named_apart, run_name, seed_list
+from .results import resumable
+
+Plan = dict[str, Experiment]  # folder name -> experiment
+Built = dict[str, tuple[Experiment, Run]]
+Notice = Callable[[str], None]
+Progress = Callable[[Experiment, Row, int], None]  # the experiment, a row and the number of rounds
+SPARE_FILES = 200  # for everything except the runs' locks
+
+
+def run(
+    experiment: Experiment,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    each_round: EachRound | None = None,
+    callbacks: Sequence[Callback | EachRound] = (),
+) -> History:
+    """Run an experiment; with `out`, in that folder, where an interrupted run resumes. `each_round` and `callbacks` as in `simulate`."""
+    called = callback_set(each_round, callbacks)
+    [history] = carry_out({"": experiment}, out, progress, notice, callbacks=called.given).values()
+    return history
+
+
+def resume(
+    path: str | Path,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    plugins: Sequence[str] = (),
+    callbacks: Sequence[Callback | EachRound] = (),
+) -> History:
+    """Finish an interrupted run; it ends with the same bits as one that was never interrupted."""
+    return run(resumable(RunFolder(path), plugins), path, progress, notice, callbacks=callbacks)
+
+
+def compare(
+    experiment: Experiment,
+    algorithms: Any = None,
+    seeds: int | Iterable[int] = 3,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    callbacks: Sequence[Callback | EachRound] = (),
+) -> dict[str, list[History]]:
+    """Run several algorithms and seeds on the same splits, availability and initial models; finished runs are not run again.
+
+    algorithms        names (`mimic`, `fedprox:mu=0.1`), objects (`mf.FedProx(mu=0.1)`) or classes; None: the five of the paper. A custom
+                      class is stored under the name it is registered with, else under its own
+    seeds             how many (3: the seeds 0, 1, 2) or which ([4, 7])
+    callbacks         as in `simulate`; every run has its own copy of an object, and `info.run.name` tells the runs apart
+
+    Returns one history per seed for each algorithm, by its spec: `mf.FedProx(mu=0.1)` is found as `fedprox:mu=0.1`.
+    """
+    if not isinstance(experiment, Experiment):
+        raise UsageError(f"compare takes settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
+    names, numbers = algorithm_list(paper_algorithms() if algorithms is None else algorithms), seed_list(seeds)
+    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks).values())
+    return Comparison({a: [next(found) for _ in numbers] for a in names})
+
+
+def plan_comparison(experiment: Experiment, algorithms: Sequence[str], seeds: Sequence[int]) -> Plan:
+    """Every algorithm with every seed, in that order, by the names of their folders."""
+    runs = [dataclasses.replace(experiment, algorithm=a, seed=s) for a in algorithms for s in seeds]
+    if not runs:
+        raise UsageError("compare needs at least one algorithm and one seed")
+    return named_apart([(run_name(e.algorithm, e.seed), e) for e in runs])
+
+
+def carry_out(
+    plan: Plan,
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    deadline: float | None = None,
+    callbacks: Sequence[Callback | EachRound] = (),
+) -> dict[str, History]:
+    """Run all experiments of the plan, each in its folder below `out`: finished runs are read, interrupted ones resume.
+
+    After the deadline (of `time.monotonic`) unfinished runs are saved in their folders, and `Paused` is raised.
+    """
+    check_callable("progress", progress)
+    check_callable("notice", notice)
+    out = None if out is None else as_folder(out)
+    if out is not None and "" not in plan and (out / "config.toml").exists():
+        raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
+    return execute(build_all(plan), out, progress, notice, deadline, callbacks)
+
+
+def build_all(plan: Plan) -> Built:
+    """Every experiment of the plan with its run before the first round."""
+    return {name: build(experiment) for name, experiment in plan.items()}
+
+
+def execute(
+    built: Built,
+    out: Path | None,
+    progress: Progress | None = None,
+    notice: Notice | None = None,
+    deadline: float | None = None,
+    callbacks: Sequence[Callback | EachRound] = (),
+) -> dict[str, History]:
+    """`carry_out` for experiments whose runs are built."""
+    results, waiting = split_finished(built, out, callback_set(None, callbacks).given)
+    failures: dict[str, Diverged] = {}
+    parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+    for part, names in enumerate(parts):
+        if part and deadline is not None and time.monotonic() >= deadline:  # the first group always trains
+            break
+        members = {name: waiting.pop(name) for name in names}
+        for name, end in _train_group(members, out, progress, notice, deadline).items():
+            if isinstance(end, Diverged):
+                failures[name] = end
+            elif end is not None:
+                results[name] = end
+    if failures:
+        raise _failure(failures, len(built), paused=len(built) > len(results) + len(failures))
+    if len(built) > len(results):
+        raise Paused
+    return {name: results[name] for name in built}
+
+
+def split_finished(built: Built, out: Path | None, callbacks: Sequence[Callback | EachRound] = ()) -> tuple[dict[str, History], Built]:
+    """The histories of finished runs, and the runs that are to be trained."""
+    finished, waiting = dict[str, History](), Built()
+    for name, (settings, run) in built.items():
+        run.callbacks, run.name = CallbackSet(callbacks), name
+        folder = None if out is None else out / name
+        if folder is not None and (folder / "config.toml").exists():
+            there = RunFolder(folder)
+            saved = check_folder(there, run)
+            if saved is not None and there.finished and int(saved[1]["rounds"]) >= run.planned:
+                finished[name] = dataclasses.replace(read(there), template=run.problem.template)
+                continue
+        waiting[name] = settings, run
+    return finished, waiting
+
+
+def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
+    """Names of runs that may share a program and have the same batch size, as many per group as fit into memory."""
+    alike: dict[Any, list[str]] = {}
+    for name, run in runs.items():
+        batch = max(
+            run.problem.local.batch_sizes(int(run.problem.clients.sizes.max()))
+        )  # the largest batch that occurs: lanes are as wide as that
+        # Momentum and clipping need a slower program, which runs without them should not use. Not every engine can make clients send more
+        # than g, so algorithms that ask for it do not decide the engine of the others.
+        local, sent = run.problem.local, run.example_request().task.send
+        key = (run.fingerprint.program, batch, local.program, sent, str(run.problem.device), engines[name])
+        alike.setdefault(key, []).append(name)
+    found = []
+    for names in alike.values():
+        most = _most(runs[names[0]])
+        found += [names[i : i + most] for i in range(0, len(names), most)]
+    return found
+
+
+def _most(run: Run) -> int:
+    """How many runs like this one can be open at once, limited by memory for their states and by open files for their locks."""
+    w = run.problem.work.w
+    each = (len(run.problem.split) + 8) * w.numel() * w.element_size()
+    free = torch.cuda.mem_get_info(run.problem.device)[0] if run.problem.device.type == "cuda" else free_memory()
+    return max(1, min(int(SHARE * free / each), open_files() - SPARE_FILES))
+
+
+def _train_group(
+    members: Built, out: Path | None, progress: Progress | None, notice: Notice | None, deadline: float | None
+) -> dict[str, History | Diverged | None]:
+    settings = {run: e for e, run in members.values()}
+    folders = [None if out is None else out / name for name in members]
+    on_row = (lambda run, row: progress(settings[run], row, run.rounds)) if progress else None
+    engine = next(iter(settings.values())).engine
+    return dict(zip(members, train(list(settings), folders, engine, notice, on_row, deadline), strict=True))
+
+
+def _failure(failures: dict[str, Diverged], runs: int, paused: bool) -> Diverged:
+    if runs == 1:
+        return next(iter(failures.values()))
+    others = "finished or saved" if paused else "finished"
+    reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
+    return Diverged(f"{len(failures)} of {runs} runs diverged, the others are {others}: {reasons}")

@@ -1,0 +1,94 @@
+"""Requests to clients and their replies: sends messages, collects the replies, and tracks which messages are in flight.
+
+A reply is matched by the id of the message it answers, not by its sender: the SuperLink sends error replies on behalf of a dead
+node under its own id. A node with a message in flight is busy and gets no second one, so clients never work on outdated rounds.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from .clock import clock_of
+from .replies import printable
+
+# Flower's error codes, in words.
+REASONS = {
+    1: "its app could not be loaded",
+    2: "its app raised an error",
+    3: "the message expired before the client replied",
+    4: "its reply expired",
+    5: "its node is offline",
+    6: "a mod of its app refused the message",
+    7: "its app bundle is invalid",
+    8: "its app crashed",
+}
+RESTARTED = "it restarted during the round"
+
+
+@dataclass(frozen=True)
+class SentMessage:
+    """A message in flight: its destination, and what is needed to interpret the reply."""
+
+    node: int
+    client: str
+    kind: str  # train, hello, evaluate, secure
+    t: int = 0
+    details: Any = None  # kind "train": the `RoundRequest`; kind "secure": the stage of the protocol
+
+
+class Messages:
+    """Sends messages through a grid and collects the replies."""
+
+    def __init__(self, grid: Grid, poll: float | None = None) -> None:
+        self.grid, self.clock = grid, clock_of(grid, poll)
+        self.in_flight: dict[str, SentMessage] = {}  # message id -> message
+        self.doubted: dict[str, SentMessage] = {}  # to nodes that are believed to be dead, since another one has their client's id
+        self.alive: list[SentMessage] = []  # doubted messages that were answered after all
+
+    def send(self, requests: list[tuple[Message, SentMessage]]) -> list[SentMessage]:
+        """Push messages to the SuperLink; returns those that it did not accept."""
+        messages = [message for message, _ in requests]
+        accepted = {str(m) for m in self.grid.push_messages(messages)} if messages else set()
+        if messages and not accepted:  # together they may exceed the size limit: push them one by one
+            accepted = {str(m) for message in messages for m in self.grid.push_messages([message])}
+        rejected = []
+        for message, (_, sent) in zip(messages, requests, strict=True):
+            if message.metadata.message_id in accepted:
+                self.in_flight[message.metadata.message_id] = sent
+            else:
+                rejected.append(sent)
+        return rejected
+
+    def collect(self) -> list[tuple[SentMessage, Message]]:
+        """All replies since the last call, error replies included, each with the message it answers."""
+        if not self.in_flight and not self.doubted:
+            return []
+        replies = []
+        for reply in self.grid.pull_messages([*self.in_flight, *self.doubted]):
+            key = reply.metadata.reply_to_message_id
+            if (sent := self.in_flight.pop(key, None)) is not None:
+                replies.append((sent, reply))
+            elif (sent := self.doubted.pop(key, None)) is not None and not reply.has_error():
+                self.alive.append(sent)
+        return replies
+
+    @property
+    def busy(self) -> set[int]:
+        """Nodes with a message in flight."""
+        return {sent.node for sent in self.in_flight.values()}
+
+    def drop(self, node: int) -> list[SentMessage]:
+        """Stop waiting for a node that will not reply; returns its messages."""
+        dropped = {message_id: sent for message_id, sent in self.in_flight.items() if sent.node == node}
+        for message_id in dropped:
+            self.doubted[message_id] = self.in_flight.pop(message_id)
+        return list(dropped.values())
+
+
+def reason(reply: Message) -> str:
+    """Describe the error of an error reply."""
+    text = printable(reply.error.reason or "")
+    description = REASONS.get(reply.error.code, f"error {reply.error.code}")
+    return f"{description}: {text}" if text and reply.error.code in (0, 1, 2, 6, 8) else description

@@ -1,1 +1,0 @@
-"""The client's side: models, losses, learning rates and local SGD."""

@@ -1,0 +1,1 @@
+"""One run: its problem, its round loop and its record."""

@@ -1,0 +1,46 @@
+"""A run's learning rates, checked before its first round."""
+
+import warnings
+
+import numpy as np
+
+from ..algorithms import trait
+from ..algorithms.server import Server
+from ..clients.lr import check_certificate, theory
+from ..errors import UsageError
+from ..problem import Problem
+from ..theory.rounds import Rounds
+
+
+def check_units(problem: Problem, server: Server) -> None:
+    """Warn if an algorithm that needs gradients gets steps of another unit, which it can only take for gradients."""
+    other = [name for name in problem.local.extras if name in ("optimizer", "lr_multipliers", "loop")]
+    if other and trait(server.algorithm, "needs_steps"):
+        name = type(server.algorithm).__name__
+        warnings.warn(
+            f"{name} takes the clients' mean steps for mean gradients, which they are not with {' and '.join(other)}; use SGD for it",
+            stacklevel=2,
+        )
+
+
+def check_learning_rates(problem: Problem, available: np.ndarray, server: Server, known: bool = True) -> None:
+    """A rate of zero or less must not surface after an hour; a rate with a certificate must fit the run that uses it.
+
+    `known`: the schedule does not depend on the model.
+    """
+    local, local_lr, global_lr = problem.local, server.local_lr, server.global_lr
+    for t, m in enumerate(available.sum(axis=1).tolist()):
+        if m:
+            local_lr(t, m), global_lr(t, m)  # custom functions are checked wherever they are called
+    if isinstance(global_lr, theory) and global_lr.horizon is not None and available.any():
+        if not known:
+            raise UsageError("a certified learning rate needs a schedule that is known before the run; use another selection or global_lr")
+        if local.extras:
+            without = " and ".join(local.extras)
+            raise UsageError(f"a certified learning rate requires plain SGD: leave out {without}, or give another global_lr")
+        if server.optimizer is not None:
+            raise UsageError("a certified learning rate needs the algorithm's own step: use server_optimizer='none' or another global_lr")
+        rounds = Rounds(np.ones(len(available)), available)
+        steps = max(len(local.batch_sizes(int(size), client)) for client, size in enumerate(problem.clients.sizes))
+        largest = max(local_lr(int(t), int(m)) for t, m in zip(rounds.number, rounds.m, strict=True))
+        check_certificate(global_lr, rounds, steps, largest, server.update)

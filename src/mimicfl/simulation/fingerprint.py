@@ -1,0 +1,120 @@
+"""The fingerprint of a run: one hash per part, by value, of everything that its result depends on.
+
+The same fingerprint decides which runs may share a program, which folder belongs to which run, which runs are already finished, and
+which runs a report may average.
+"""
+
+import functools
+import inspect
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import nn
+
+from ..algorithms import ALGORITHMS
+from ..callbacks.interface import Callback
+from ..clients.params import flatten
+from ..data.datasets import DATASETS
+from ..data.partition import PARTITIONS
+from ..fingerprint import Fingerprint, digest, source
+from ..fingerprint.values import ADDRESS, SIMPLE, Values, weights_of
+from ..registry import Registry, describe, parse
+from .parts import RunParts
+
+
+def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
+    """The fingerprint of the run's first `rounds` rounds."""
+    problem, server, available = run.problem, run.server, run.available[:rounds]
+    busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
+    values, shape = Values(), Values(by_shape=weights_of(problem.template))
+    common = {
+        "weighting": values.of(problem.weighting),
+        "model": [ADDRESS.sub("", str(problem.template)), shape.of(problem.template), _tied(problem.template)],
+        "loss": values.of(problem.loss),
+        "algorithm": [describe(ALGORITHMS, server.algorithm), values.of(server.algorithm), _built_in_code(server.algorithm)]
+        + ([] if server.optimizer is None else [values.of(server.optimizer), _built_in_code(server.optimizer)]),
+        "local training": values.of(problem.local.fingerprint),
+        "update": server.update,
+        "precision": [problem.precision, str(problem.work.w.dtype)],
+        "evaluation": run.eval_every,
+    }
+    if problem.data.transform is not None:
+        common["transform"] = values.of(problem.data.transform)
+    own = {
+        "data": problem.data.described(),  # a run begins with a check that it is unchanged
+        "split": values.of(problem.split),
+        "frozen weights": values.of([*[p for p in problem.template.parameters() if not p.requires_grad], *problem.template.buffers()]),
+        "initial weights": values.of(flatten(problem.template)),
+        "schedule": values.of(available),
+        "rates": [[rate(t, m) for rate in (server.local_lr, server.global_lr)] for t, m in busy],
+        "seed": run.seed,
+        "device": problem.device.type,
+        "callback": _callbacks(run.callbacks.of_result, values),
+        "diagnosis": None if run.diagnostics is None else values.of(run.diagnostics.settings),
+    }
+    staged = run.stages is not None or run.participation_rates != "known"  # fingerprints of other runs stay what they were
+    if staged:
+        events = run.participation.arrivals
+        own["participation"] = values.of(
+            [run.stages, run.participation_rates, *([] if events is None else [events.versions[:rounds], events.times[:rounds]])]
+        )
+    made_data = _made_by(DATASETS, run.config, "dataset", values)
+    follows = ("seed", "num_clients", "ids") if made_data else ("seed", "num_clients")  # the ids of such data follow the seed as well
+    experiment = {
+        "data": made_data or own["data"],
+        "split": _made_by(PARTITIONS, run.config, "partition", values, follows) or problem.partition or own["split"],
+        "availability": values.of(run.pattern),
+        "rates": [values.of(server.local_lr), values.of(server.global_lr)],
+    }
+    if problem.test_split is not None:
+        own["test split"] = values.of(problem.test_split)
+        experiment["test split"] = problem.test_partition or own["test split"]
+    if staged:
+        kept = () if run.stages is None else (run.stages.selection, run.stages.deadline, run.stages.round_seconds)
+        experiment["participation"] = [values.of(each) for each in (*kept, run.distributions, run.participation_rates, *run.buffered)]
+    of_run, of_experiment = ({key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment))
+    return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | shape.unreadable))
+
+
+def _built_in_code(algorithm: object) -> list[str]:
+    """The methods of the built-in classes that an algorithm inherits: another version of them must not continue the run."""
+    kinds = [kind for kind in type(algorithm).__mro__ if kind.__module__.startswith("mimicfl.algorithms.")]
+    methods = [value for kind in kinds for _, value in sorted(vars(kind).items()) if inspect.isfunction(value)]
+    return [source.of_code(f.__code__)[0] for f in methods if f.__code__.co_filename != "<string>"]  # those are made by `dataclass`
+
+
+def _tied(model: nn.Module) -> list[int]:
+    """Which parameters are shared: for each, the index of its first occurrence."""
+    first: dict[int, int] = {}
+    return [first.setdefault(id(p), k) for k, (_, p) in enumerate(model.named_parameters(remove_duplicate=False))]
+
+
+def _made_by(
+    registry: Registry[Any], config: dict[str, Any], setting: str, values: Values, follows: Collection[str] = ("seed", "num_clients")
+) -> Any:
+    """The factory of a part that is drawn from the seed; None if the part itself must be compared."""
+    factory = registry.factories.get(parse(str(config.get(setting, "")))[0]) if "source" not in config else None
+    if factory is None or not set(follows) & set(inspect.signature(factory).parameters):
+        return None
+    return [config[setting], values.of(factory)]
+
+
+def _callbacks(given: Sequence[Any], values: Values) -> Any:
+    found = [_callback(each, values) for each in given]
+    return None if not found else found[0] if len(found) == 1 else found
+
+
+def _callback(function: Any, values: Values) -> Any:
+    """A callback by its code and the plain values it holds; lists and objects that it fills do not count."""
+    if isinstance(function, Callback):
+        options = {name: value for name, value in sorted(vars(function).items()) if isinstance(value, SIMPLE)}
+        return [values.of(type(function)), values.of(options)]
+    if isinstance(function, functools.partial):
+        given = [*function.args, *function.keywords.values()]
+        return [_callback(function.func, values), values.of([each for each in given if isinstance(each, SIMPLE)])]
+    inner = getattr(function, "__func__", function)
+    if not inspect.isfunction(inner):
+        return values.of(type(function))
+    held = [value for value in source.held_by(inner) if isinstance(value, SIMPLE)]
+    code = {name: value for name, value in source.globals_used(inner).items() if inspect.isroutine(value) or inspect.isclass(value)}
+    return [inner.__qualname__, source.of_code(inner.__code__)[0], values.of(held), values.of(code)]

@@ -1,0 +1,143 @@
+"""The round loop: Algorithm 1 of the paper, for one run or for many runs whose clients train together."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from ..algorithms.server import ClientUpdates
+from ..data.clients import Holdout
+from ..engines.interface import Engine, TrainRequest, train_clients
+from ..engines.provisional import next_engine
+from ..engines.torch_settings import exact, own_threads
+from ..errors import Diverged
+from ..metrics.evaluate import Tally, scores
+from ..metrics.history import History
+from ..metrics.recorder import Row
+from ..tasks import LearningTask
+from .run import Run
+
+OnRow = Callable[[Run, Row], None]
+Requests = dict[Run, TrainRequest | None]
+Updates = dict[Run, ClientUpdates]
+Buffers = list[dict[str, Tensor]]
+Ends = dict[Run, History | Diverged]
+
+
+def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None, deadline: float | None = None) -> Ends:
+    """Train every run to its end, round by round; a run that ends or diverges does not disturb the others.
+
+    After the deadline (of `time.monotonic`) the runs that are not finished are saved and left out.
+    """
+    ends: Ends = {}
+    with exact(runs[0].problem.precision), own_threads() as usual:
+        while live := [run for run in runs if run not in ends]:
+            engine = next_engine(engine, live)
+            torch.set_num_threads(runs[0].threads or usual)
+            requests: Requests = {run: run.request() for run in fitting(live, engine.room)}  # w_t and the task for S_t
+            updates = train(engine, requests)  # LocalTrain(w_t) on every active client
+            for run, request in requests.items():
+                with diverging(run, ends):
+                    if request is not None:
+                        run.apply(request, updates[run])  # v_t, c_i and w_{t+1}
+            evaluate([run for run in requests if run.due and run.score is None and run not in ends], engine)
+            for run, request in requests.items():
+                with diverging(run, ends):
+                    end_round(run, request, updates.get(run), len(live), on_row, ends)
+            if deadline is not None and time.monotonic() >= deadline:
+                for run in (run for run in live if run not in ends):
+                    run.checkpoint()
+                break
+    return ends
+
+
+def train(engine: Engine, requests: Requests) -> Updates:
+    """The updates of all active clients of these runs."""
+    busy = {run: request for run, request in requests.items() if request is not None}
+    updates = train_clients(engine, list(busy.values())) if busy else []
+    for run in busy:
+        run.engine = engine.label  # an engine may reduce its lanes for lack of memory
+    return dict(zip(busy, updates, strict=True))
+
+
+def end_round(
+    run: Run,
+    request: TrainRequest | None,
+    updates: ClientUpdates | None,
+    companions: int,
+    on_row: OnRow | None,
+    ends: Ends,
+) -> None:
+    """Record the round of a run, and finish the run if it was the last."""
+    if run in ends:
+        return
+    if run.checkpoints is not None:
+        run.checkpoints.companions = companions
+    row = run.close_round(request, updates)
+    if on_row:
+        on_row(run, row)
+    if run.t == run.rounds:
+        ends[run] = run.history()
+
+
+def fitting(live: Sequence[Run], room: int | None) -> list[Run]:
+    """The runs to advance by a round: all of them, or those whose clients fill the engine's lanes best.
+
+    Runs do not wait for each other. If all always advanced together, the last turn of every round would be mostly empty lanes.
+    """
+    jobs = {run: int(run.active_per_round[run.t]) for run in live}
+    total = sum(jobs.values())
+    if room is None or total <= room:
+        return list(live)
+    order = sorted(live, key=lambda run: run.t - run.rounds)  # those with most rounds left first, so that all end together
+    best, fullest = list(live), total / (-(-total // room) * room)
+    for turns in range(total // room, 0, -1):
+        chosen, free = [], turns * room
+        for run in order:
+            if jobs[run] <= free:
+                chosen.append(run)
+                free -= jobs[run]
+        if chosen and 1 - free / (turns * room) > fullest:
+            best, fullest = chosen, 1 - free / (turns * room)
+    return best
+
+
+def evaluate(due: list[Run], engine: Engine) -> None:
+    """Evaluate the models of these runs in one pass, if the engine can; otherwise each run does it on its own."""
+    if not due:
+        return None
+    problem = due[0].problem
+    w, buffers = torch.stack([run.server.w for run in due]), [run.server.buffers for run in due]
+    if isinstance(problem.loss, LearningTask):
+        return evaluate_in_slices(problem.loss, problem.test, due, engine, w, buffers)
+    outputs = engine.outputs(w, buffers, problem.test)
+    if outputs is not None:
+        for run, found in zip(due, scores(outputs, problem.test.y, problem.loss, problem.data.num_classes), strict=True):
+            run.score = found
+    return None
+
+
+def evaluate_in_slices(task: LearningTask, test: Holdout, due: list[Run], engine: Engine, w: Tensor, buffers: Buffers) -> None:
+    """The same for a task: outputs of one slice of the test samples at a time."""
+    tallies = [Tally(task) for _ in due]
+    for part in test.slices():
+        outputs = engine.outputs(w, buffers, part)
+        if outputs is None:
+            return
+        for tally, found in zip(tallies, outputs, strict=True):
+            tally.add(found, part.y)
+    for run, tally in zip(due, tallies, strict=True):
+        run.score = tally.score()
+
+
+@contextmanager
+def diverging(run: Run, ends: Ends) -> Iterator[None]:
+    """A run that diverges in this block ends there, with a message that says what to do."""
+    try:
+        yield
+    except Diverged as error:
+        kept = "" if run.checkpoints is None else run.checkpoints.last_good()
+        or_decay = " or the weight decay" if run.problem.local.weight_decay else ""
+        ends[run] = Diverged(f"{error}: lower the learning rate{or_decay}{kept}")

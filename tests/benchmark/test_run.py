@@ -1,0 +1,97 @@
+"""The benchmark trains what is missing, records it, and can be stopped at any time."""
+
+import dataclasses
+
+import pytest
+
+import mimicfl as mf
+from mimicfl.benchmark import run as module
+from mimicfl.benchmark.progress import state_of
+from mimicfl.benchmark.records import plans, read_cell
+from mimicfl.benchmark.run import run_part
+from mimicfl.callbacks import send
+from mimicfl.data.holdout import held_out
+from mimicfl.experiments.build import load_data
+
+pytestmark = pytest.mark.slow
+
+
+def texts(folder):
+    return {file.name: file.read_text() for file in (folder / "tiny").iterdir() if file.name != "plan.json"}
+
+
+def test_interrupted_benchmark_gives_the_same_records(tiny, tmp_path, monkeypatch):
+    """Stopped after every batch, then resumed: the records equal those of one run. Nothing is trained twice."""
+    monkeypatch.setattr(module, "BATCH", 11)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert run_part(tiny, whole, tmp_path / "runs", tiny.cells(), {})
+    assert not list((tmp_path / "runs").iterdir())  # folders of recorded runs are removed
+    clock = iter(range(10**6))
+    monkeypatch.setattr(module.time, "monotonic", lambda: 30.0 * next(clock))
+    calls = 0
+    while not run_part(tiny, parts, tmp_path / "runs", tiny.cells(), {}, minutes=1.0):
+        calls += 1
+        assert calls < 50
+    assert calls > 3
+    assert len(plans(parts, tiny)) == 1
+    strip = [{name: text.replace(plans(folder, tiny)[0]["hash"], "") for name, text in texts(folder).items()} for folder in (whole, parts)]
+    assert strip[0] == strip[1]
+
+
+def test_a_diverging_run_is_recorded_as_diverged(tiny, tmp_path):
+    """Rates of 1e30 diverge, the others of the batch finish."""
+    grid = tiny.grids[0]
+    axes = (dataclasses.replace(grid.axes[0], values=(0.1, 1e30), step=0.0), grid.axes[1])
+    part = dataclasses.replace(tiny, grids=(dataclasses.replace(grid, axes=axes),), seeds=2)
+    assert run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {})
+    [cell] = part.cells()
+    found = read_cell(tmp_path / "records", cell)
+    assert sum("diverged" in run for run in found.values()) == 6
+    assert state_of(cell, found).chosen["rate"] == 0.1
+
+
+def test_callbacks_watch_every_run(tiny, tmp_path):
+    part = dataclasses.replace(tiny, grids=tiny.grids[:1], seeds=1)
+    assert run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, callbacks=[mf.callbacks.CSV(tmp_path / "csv")])
+    [cell] = part.cells()
+    assert len(list((tmp_path / "csv").iterdir())) == len(read_cell(tmp_path / "records", cell))
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_runs_that_a_tracker_misses_are_kept(tiny, tmp_path):
+    part = dataclasses.replace(tiny, grids=tiny.grids[:1], seeds=1)
+    (tmp_path / "csv").write_text("a file")
+    with pytest.warns(UserWarning, match="track send"):
+        run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, callbacks=[mf.callbacks.CSV(tmp_path / "csv")])
+    (tmp_path / "csv").unlink()
+    runs = len(list((tmp_path / "runs").iterdir()))
+    assert send(tmp_path / "runs", mf.callbacks.CSV(tmp_path / "csv")) == runs == len(list((tmp_path / "csv").iterdir()))
+
+
+@pytest.mark.parametrize("callback", [mf.callbacks.EarlyStopping(), lambda now: None])
+def test_callbacks_that_could_change_results_are_refused(tiny, tmp_path, callback):
+    with pytest.raises(mf.UsageError, match="only watch"):
+        run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {}, callbacks=[callback])
+    assert not (tmp_path / "records").exists()
+
+
+def test_held_out_samples_are_disjoint_and_stratified():
+    data = mf.datasets.load("digits")
+    found = held_out(data, 0.2)
+    assert len(found.x_train) + len(found.x_test) == len(data.x_train)
+    shares = found.y_test.bincount() / data.y_train.bincount()
+    assert shares.min() > 0.19
+    assert shares.max() < 0.21
+    rows = {bytes(x.numpy().tobytes()) for x in found.x_train} & {bytes(x.numpy().tobytes()) for x in found.x_test}
+    assert len(rows) <= 2  # the digits hold few identical images
+    with pytest.raises(mf.UsageError, match="validation"):
+        held_out(data, 0.0001)
+
+
+def test_validation_is_part_of_the_result_and_absent_by_default():
+    plain, held = mf.Experiment(rounds=2), mf.Experiment(rounds=2, validation=0.2)
+    assert "validation" not in plain.to_dict()
+    assert plain.id != held.id
+    assert load_data(held.resolved()) is load_data(held.resolved())
+    scores = [mf.run(dataclasses.replace(e, epochs=1, num_clients=4, availability="always")) for e in (plain, held)]
+    assert scores[0].fingerprint != scores[1].fingerprint

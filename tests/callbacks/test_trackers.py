@@ -1,0 +1,243 @@
+"""Trackers against the real libraries: TensorBoard, Weights & Biases offline, MLflow on a local file store, and CSV."""
+
+import csv
+import dataclasses
+import json
+import warnings
+from pathlib import Path
+
+import pytest
+
+import mimicfl as mf
+from mimicfl.callbacks import tracker as trackers
+from mimicfl.callbacks.interface import RunInfo
+from tests.cli.conftest import call
+from tests.conftest import wait_until
+
+E = mf.Experiment(rounds=6, epochs=1, num_clients=4, availability="always", checkpoint_every=2)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch, tmp_path):
+    monkeypatch.setattr(trackers, "FLUSH_EVERY", 0.0)
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
+    monkeypatch.chdir(tmp_path)
+
+
+def interrupted(out, tracker, after):
+    """A run that is killed in the middle of a round after its row was sent: the round will be repeated."""
+
+    def progress(experiment, row, total):
+        if row["round"] == after:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mf.run(E, out, progress=progress, callbacks=[tracker])
+
+
+def only(pattern):
+    """The one file or folder that matches."""
+    [found] = Path().glob(pattern)
+    return found
+
+
+def scalars(folder):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read.Reload()
+        return {tag: [(event.step, event.value) for event in read.Scalars(tag)] for tag in read.Tags()["scalars"]}
+
+
+class TestTensorBoard:
+    @pytest.mark.slow
+    def test_every_round_once_also_after_resume(self, tmp_path):
+        pytest.importorskip("tensorboard")
+        interrupted("run", mf.callbacks.TensorBoard("logs"), after=3)
+        assert [step for step, _ in scalars(only("logs/run-*"))["test_accuracy"]] == [0, 1, 2, 3]
+        history = mf.run(E, "run", callbacks=[mf.callbacks.TensorBoard("logs")])
+        found = scalars(only("logs/run-*"))
+        assert [step for step, _ in found["test_accuracy"]] == [0, 1, 2, 3, 4, 5]
+        assert [value for _, value in found["test_loss"]] == pytest.approx([row["test_loss"] for row in history.rows])
+        assert "class_accuracy/3" in found
+
+    @pytest.mark.slow
+    def test_on_the_command_line_and_sent_later(self, capsys):
+        pytest.importorskip("tensorboard")
+        words = "--rounds 2 --epochs 1 --clients 4 --availability always".split()
+        assert call("compare", "--algorithms", "fedavg", "mimic", "--seeds", "1", *words, "--track", "tensorboard:logs", "--out", "c") == 0
+        assert {p.name.rpartition("-")[0] for p in Path("logs").iterdir()} == {"fedavg-s0", "mimic-s0"}
+        assert call("track", "send", "c", "--track", "tensorboard:later") == 0
+        assert scalars(only("later/mimic-s0-*")) == scalars(only("logs/mimic-s0-*"))
+
+
+class TestCSV:
+    def test_own_metrics_and_resume(self):
+        def own(now):
+            return {"own": now.row["round"] / 2} if now.row["round"] else None
+
+        history = mf.run(E, "run", callbacks=[own, mf.callbacks.CSV("tables")])
+        rows = list(csv.DictReader(only("tables/run-*.csv").read_text().splitlines()))
+        assert [row["round"] for row in rows] == [str(k) for k in range(6)]
+        assert [row["own"] for row in rows] == ["", "0.5", "1.0", "1.5", "2.0", "2.5"]
+        assert [float(row["test_accuracy"]) for row in rows] == [row["test_accuracy"] for row in history.rows]
+
+    def test_two_comparisons_share_a_folder(self):
+        for k, lr in enumerate((0.1, 0.2)):
+            mf.compare(dataclasses.replace(E, rounds=1, lr=lr), ["fedavg"], [0], f"out{k}", callbacks=[mf.callbacks.CSV("tables")])
+        texts = {path.read_text() for path in Path("tables").glob("fedavg-s0-*.csv")}
+        assert len(texts) == 2
+
+    def test_resume(self):
+        interrupted("run", mf.callbacks.CSV("tables"), after=3)
+        mf.run(E, "run", callbacks=[mf.callbacks.CSV("tables")])
+        assert [row["round"] for row in csv.DictReader(only("tables/run-*.csv").read_text().splitlines())] == [str(k) for k in range(6)]
+
+
+class TestMLflow:
+    @pytest.mark.slow
+    def test_one_run_and_every_round_once_also_after_resume(self, tmp_path, monkeypatch):
+        pytest.importorskip("mlflow")
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        uri = (tmp_path / "store").as_uri()
+        interrupted("run", mf.callbacks.MLflow(uri), after=3)
+        history = mf.run(E, "run", callbacks=[mf.callbacks.MLflow(uri)])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from mlflow import MlflowClient
+
+            client = MlflowClient(uri)
+            [run] = client.search_runs([client.get_experiment_by_name("mimicfl").experiment_id])
+            steps = client.get_metric_history(run.info.run_id, "test_accuracy")
+        assert sorted((m.step, m.value) for m in steps) == [(row["round"], row["test_accuracy"]) for row in history.rows]
+        assert run.data.params["algorithm"] == "mimic"
+        assert run.info.status == "FINISHED"
+
+
+class TestWandB:
+    @pytest.mark.slow
+    def test_offline_with_the_same_id_after_resume(self, tmp_path):
+        pytest.importorskip("wandb")
+        told = mf.callbacks.WandB("project", offline=True, folder=tmp_path / "w")
+        interrupted("run", told, after=3)
+        mf.run(E, "run", callbacks=[told])
+        made = sorted(p.name for p in (tmp_path / "w" / "wandb").glob("offline-run-*"))
+        assert len(made) == 2
+        [one] = {name.rpartition("-")[2] for name in made}
+        state = json.loads(Path("run/.tracking.json").read_text())
+        assert state["id"] == one
+        assert state["wandb:project,offline=true"] == 6
+        files = sorted((tmp_path / "w" / "wandb").glob("offline-run-*/*.wandb"))
+        wait_until(lambda: len(files) == sum("exit" in kinds for kinds, _ in map(records_of, files)), "W&B's own process to write")
+        assert [step for file in files for step in records_of(file)[1]] == [0, 1, 2, 3, 4, 5]
+
+
+def records_of(file):
+    """The kinds of records in a file that W&B writes offline, and the steps of its history."""
+    from wandb.proto import wandb_internal_pb2 as messages
+    from wandb.sdk.internal.datastore import DataStore
+
+    kinds, steps = set(), []
+    store = DataStore()
+    store.open_for_scan(str(file))
+    while (raw := store.scan_data()) is not None:
+        record = messages.Record()
+        record.ParseFromString(raw)
+        kinds.add(record.WhichOneof("record_type"))
+        if record.WhichOneof("record_type") == "history":
+            steps.append(record.history.step.num)
+    store.close()
+    return kinds, steps
+
+
+@dataclasses.dataclass
+class Unreachable(trackers.Tracker):
+    """Connects, then fails at a round."""
+
+    fails_at: int = 0
+    got: list = dataclasses.field(default_factory=list)
+    spec = "nowhere:x"
+
+    def connect(self, run, run_id):
+        if self.fails_at < 0:
+            raise ConnectionError("no route to host")
+        return len(self.got)
+
+    def log(self, rows):
+        for row in rows:
+            if row["round"] == self.fails_at:
+                raise TimeoutError("timed out\nsecond line")
+            self.got.append(row["round"])
+
+
+class TestUnreachable:
+    @pytest.mark.parametrize(("at", "reason"), [(-1, "no route"), (3, "timed out")])
+    def test_one_notice_the_run_continues_and_the_rest_is_sent_later(self, at, reason):
+        tracker = Unreachable(at)
+        with pytest.warns(UserWarning, match=f"{reason}.*track send run --track nowhere:x") as told:
+            history = mf.run(E, "run", callbacks=[tracker])
+        assert sum("track send" in str(each.message) for each in told) == 1
+        assert len(history.rows) == 6
+        assert trackers.unsent(Path("run"))
+        working = Unreachable(99, tracker.got)
+        assert trackers.send("run", working) == 1
+        assert working.got == [0, 1, 2, 3, 4, 5]
+        assert not trackers.unsent(Path("run"))
+
+    def test_sending_to_it_is_an_error(self):
+        mf.run(E, "run")
+        with pytest.raises(mf.UsageError, match="no route"):
+            trackers.send("run", Unreachable(-1))
+
+    def test_a_folder_that_cannot_be_written(self):
+        Path("logs").write_text("a file")
+        with pytest.warns(UserWarning, match="tables|logs"):
+            assert len(mf.run(E, callbacks=[mf.callbacks.CSV("logs")]).rows) == 6
+
+
+@pytest.mark.parametrize(
+    ("words", "answer"),
+    [
+        (["run", "--track", "tensorbord:x"], "did you mean 'tensorboard'"),
+        (["run", "--track", "wandb:p,offline=maybe"], "offline"),
+        (["track", "send", "nowhere", "--track", "csv:x"], "does not exist"),
+        (["track", "send", "nowhere"], "--track"),
+    ],
+)
+def test_mistakes(capsys, words, answer):
+    assert call(*words) == 2
+    assert answer in capsys.readouterr().err
+    assert not Path("runs").exists()
+
+
+def test_a_missing_library_is_said_before_training(monkeypatch):
+    import sys
+
+    for name, made in (("wandb", mf.callbacks.WandB), ("mlflow", mf.callbacks.MLflow)):
+        monkeypatch.setitem(sys.modules, name, None)
+        with pytest.raises(mf.UsageError, match=f"mimicfl.{name}"):
+            made()
+
+
+def test_a_damaged_state_file_is_ignored(tmp_path):
+    for text in ("", "[1]", '{"id": "../x"}', "{" * 100_000):
+        (tmp_path / trackers.STATE).write_text(text)
+        assert trackers._run_id(RunInfo(folder=tmp_path)).isalnum()
+
+
+class Failing(mf.callbacks.Tracker):
+    def connect(self, run, run_id):
+        return 0
+
+    def log(self, rows):
+        raise ConnectionError("no route to host")
+
+
+def test_a_custom_tracker_that_fails_does_not_stop_the_run(tmp_path):
+    with pytest.warns(UserWarning, match="no route to host.*callbacks.send"):
+        history = mf.run(dataclasses.replace(E, rounds=2), tmp_path / "run", callbacks=[Failing()])
+    assert len(history.rows) == 2

@@ -1,0 +1,1 @@
+"""An app as users have it: Flower and PyTorch only."""

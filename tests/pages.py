@@ -1,0 +1,43 @@
+"""The pages of the documentation, their code blocks, and how commands on them are run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import ROOT
+
+PAGES = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "records").glob("*.md"),
+    ]
+)
+
+
+def all_blocks(page):
+    """The code blocks of a page in their order, as (language, text)."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def blocks(page, language):
+    """The code blocks of a page in one language."""
+    return [text for word, text in all_blocks(page) if word == language]
+
+
+def name_of(page):
+    """A page's path in the repository, as the name of its test."""
+    return page.relative_to(ROOT).as_posix()
+
+
+def run(command, folder, **extra):
+    """Run a command with default settings, including the engine, and return its output."""
+    environment = {key: value for key, value in os.environ.items() if key != "MIMICFL_ENGINE"}
+    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | extra
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, shell=isinstance(command, str))
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout

@@ -1,0 +1,341 @@
+"""Traces: formats, options, conversions, the synthetic twin, and what is refused."""
+
+import json
+import math
+import pickle
+import sys
+
+import numpy as np
+import pytest
+
+import mimicfl as mf
+from mimicfl import participation as av
+from mimicfl.cli.main import main
+from mimicfl.participation.traces.pattern import sampled
+from mimicfl.participation.traces.plain_data import read_plain_pickle
+from mimicfl.participation.traces.summary import by_hour, sentences
+
+HEADER = "client,start,end,period\n"
+SMALL = HEADER + "a,0,100,1000\na,250,600,1000\nb,900,1000,1000\nb,0,50,1000\nc,,,1000\n"
+FLASH = {
+    "7": {
+        "guid": "7",
+        "model": "x",
+        # ready (locked, Wi-Fi, charging) from 00:10 to 00:40; with the screen off as well until 00:50
+        "messages": "2020-01-29 00:00:00\tscreen_off\n2020-01-29 00:05:00\tbattery_charged_on\n2020-01-29 00:06:00\tscreen_lock\n"
+        "2020-01-29 00:10:00\twifi\n2020-01-29 00:20:00\t80.0%\n2020-01-29 00:40:00\tscreen_unlock\n2020-01-29 00:50:00\t4G\n"
+        "2020-01-30 00:00:00\tscreen_on",
+    },
+    "8": {"guid": "8", "model": "y", "messages": "2020-01-29 06:00:00\tscreen_on\n2020-01-31 06:00:00\tscreen_off\n"},
+}
+
+
+@pytest.fixture
+def small(tmp_path):
+    (tmp_path / "small.csv").write_text(SMALL)
+    return tmp_path / "small.csv"
+
+
+def naive(intervals, period, rounds, seconds, when, wrap, offset):
+    """Second by second."""
+
+    def on(t):
+        t = t % period if wrap else t
+        return any(a <= t < b for a, b in intervals)
+
+    steps = np.arange(0, seconds, 1.0)
+    return [on(offset + r * seconds) if when == "start" else all(on(offset + r * seconds + s) for s in steps) for r in range(rounds)]
+
+
+@pytest.mark.parametrize("when", ["start", "throughout"])
+@pytest.mark.parametrize("wrap", [True, False])
+@pytest.mark.parametrize("offset", [0.0, 30.0, 1234.0])
+def test_schedules_agree_with_looking_second_by_second(small, when, wrap, offset):
+    trace = av.read_trace(small)
+    found = sampled(trace, 40, 50.0, when, wrap, offset)
+    for i, intervals in enumerate([[(0, 100), (250, 600)], [(0, 50), (900, 1000)], []]):
+        assert found[:, i].tolist() == naive(intervals, 1000, 40, 50.0, when, wrap, offset)
+
+
+def test_pattern_options(small):
+    spec = f"trace:{small},round=50"
+    in_order = av.schedule(f"{spec},devices=order", 20, 3)
+    assert av.schedule(f'{spec},devices=["b","a"]', 20, 2).T.tolist() == [in_order[:, 1].tolist(), in_order[:, 0].tolist()]
+    seeded = [av.make(spec).chosen(3, seed).tolist() for seed in range(20)]
+    assert len({tuple(each) for each in seeded}) > 2
+    assert all(sorted(each) == [0, 1, 2] for each in seeded)
+    assert av.schedule(f"{spec},never=drop,devices=order", 20, 2).any(axis=0).all()
+    assert av.schedule(f"{spec},resample=true", 20, 9).shape == (20, 9)
+    assert av.make(spec).round_seconds == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["start", "throughout"])
+@pytest.mark.parametrize(
+    ("seconds", "offset"), [(50.0, 0.0), (50.0, 30.0), (270.0, 0.0), (400.0, 10.0), (1000.0, 40.0), (12.5, 3.0), (300.0, 999.0)]
+)
+def test_rates_are_the_frequencies_of_the_schedule(tmp_path, when, seconds, offset):
+    """Not the share of time: a device that is available between two rounds is not available in any."""
+    file = tmp_path / "t.csv"
+    more = "d,0,300,600\nd,300,600,600\ne,0,10,1000\ne,400,1000,1000\nf,20,700,730.5\n"  # always; around the end; another period
+    file.write_text(SMALL + more)
+    pattern = av.make(f"trace:{file},round={seconds},when={when},offset={offset},devices=order")
+    half = int(2 * seconds)  # after this many rounds everything is repeated:
+    rounds = math.lcm(*(period // math.gcd(period, half) for period in (2000, 1200, 1461)))  # in half seconds
+    long = av.schedule(pattern, rounds, 6)
+    assert pattern.rates(6, 0, None) == pytest.approx(long.mean(axis=0), abs=1e-12)
+    assert av.make(f"trace:{file},wrap=false").rates(6, 0, None) is None
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_conversion_keeps_every_interval(small, tmp_path, kind):
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    trace = av.read_trace(small)
+    av.write_trace(trace, tmp_path / f"new.{kind}")
+    again = av.read_trace(tmp_path / f"new.{kind}")
+    order = [again.names.index(name) for name in trace.names]
+    again = again.take(np.array(order))
+    for name in ("start", "end", "period", "offsets"):
+        np.testing.assert_array_equal(getattr(again, name), getattr(trace, name))
+
+
+def test_csv_without_pandas(small, monkeypatch):
+    with_it = av.read_trace(small)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    without = av.read_trace(small)
+    np.testing.assert_array_equal(with_it.start, without.start)
+    assert with_it.names == without.names
+
+
+def test_flash_raw_and_its_rules(tmp_path):
+    file = tmp_path / "flash.txt"
+    file.write_text(json.dumps(FLASH))
+    locked = av.read_trace(file)
+    assert locked.names == ["7", "8"]
+    assert locked.period.tolist() == [86400, 2 * 86400]
+    assert (locked.start.tolist(), locked.end.tolist()) == ([600], [2400])
+    idle = av.read_trace(file, rule="idle")
+    assert (idle.start.tolist(), idle.end.tolist()) == ([600], [3000])
+    assert av.read_trace(file, rule="charging").start.tolist() == [300]
+    assert locked.never.tolist() == [False, True]
+
+
+def test_times_of_day_are_kept_when_traces_start_at_different_hours(tmp_path):
+    late = {"1": {"messages": "2020-01-29 23:00:00\tscreen_lock\n2020-01-29 23:00:00\twifi\n2020-01-29 23:30:00\tbattery_charged_on\n"
+                  "2020-01-30 00:30:00\tbattery_charged_off\n2020-01-30 23:00:00\tscreen_on"}}  # fmt: skip
+    (tmp_path / "f.json").write_text(json.dumps(late))
+    trace = av.read_trace(tmp_path / "f.json")
+    assert trace.start.tolist() == [0, 84600]  # cut at midnight
+    assert trace.end.tolist() == [1800, 86400]
+    hours = by_hour(trace)
+    assert hours[[0, 23]].tolist() == pytest.approx([0.5, 0.5])
+    assert hours.mean() == pytest.approx(trace.duty.mean())
+
+
+def test_flash_processed(tmp_path):
+    data = {"0": {"isSuccess": True, "trace_start": 86400.0, "trace_end": 259200.0, "ready_time": [[86500.0, 86600.0]]},
+            "1": {"isSuccess": False, "trace_start": None, "trace_end": None, "ready_time": []}}  # fmt: skip
+    (tmp_path / "p.json").write_text(json.dumps(data))
+    trace = av.read_trace(tmp_path / "p.json")
+    assert trace.names == ["0"]
+    assert (trace.start.tolist(), trace.end.tolist(), trace.period.tolist()) == ([100], [200], [172800])
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_fedscale_pickles_are_read_without_unpickling(tmp_path, protocol):
+    data = {1: {"inactive": [65881, 133574, 211625], "finish_time": 518400, "active": [12788, 100044, 188992], "model": "CPH1801"},
+            2: {"duration": 10, "inactive": [2.5], "finish_time": 300000000000, "active": [0], "model": None}}  # fmt: skip
+    (tmp_path / "t").write_bytes(pickle.dumps(data, protocol=protocol))
+    trace = av.read_trace(tmp_path / "t", "fedscale")
+    assert trace.names == ["1", "2"]
+    assert trace.start.tolist() == [12788, 100044, 188992, 0]
+    assert trace.end.tolist() == [65881, 133574, 211625, 2.5]
+    assert trace.period.tolist() == [518400, 300000000000]
+    assert read_plain_pickle(pickle.dumps([True, False, -5, 2**70, "é", (1, (2, 3)), {}], protocol), "") == [
+        True, False, -5, 2**70, "é", (1, (2, 3)), {}]  # fmt: skip
+
+
+class Evil:
+    def __reduce__(self):
+        return (open, ("broken", "w"))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_a_pickle_with_anything_but_plain_data_is_refused(tmp_path, protocol, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.pkl").write_bytes(pickle.dumps({1: Evil()}, protocol=protocol))
+    with pytest.raises(mf.UsageError, match="more than plain data"):
+        av.read_trace(tmp_path / "t.pkl")
+    assert not (tmp_path / "broken").exists()
+
+
+@pytest.mark.parametrize(
+    "data", [b"\x80", b"\x80\x04K", b"\x80\x04(K\x01.", b"\x80\x04]K\x01K\x02u.", b"\x80\x04X\xff\xff\xff\xffabc.", b"\x80\x04e.", b"."]
+)
+def test_damaged_pickles_are_refused(data):
+    with pytest.raises(mf.UsageError, match="plain data"):
+        read_plain_pickle(data, "the file")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "must begin with the line"),
+        ("start,end\n", "must begin with the line"),
+        (HEADER, "empty"),
+        (HEADER + "a,0,100,1000\na,50,200,1000\n", "overlaps"),
+        (HEADER + "a,100,50,1000\n", "ends before it starts"),
+        (HEADER + "a,-5,50,1000\n", "before the start"),
+        (HEADER + "a,0,2000,1000\n", "after the trace's period"),
+        (HEADER + "a,0,10,1000\na,20,30,2000\n", "the same in all rows"),
+        (HEADER + "a,0,10,\n", "period"),
+        (HEADER + "a,0,10,0\n", "above 0"),
+        (HEADER + "a,0,,1000\n", "numbers of seconds"),
+        (HEADER + "a,x,10,1000\n", "times in seconds"),
+    ],
+)
+def test_bad_traces_are_refused(tmp_path, text, words):
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(mf.UsageError, match=words):
+        av.read_trace(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not valid JSON"),
+        ("{}", "empty"),
+        ("[1]", "one entry per device"),
+        ('{"0": {"guid": 1}}', "messages"),
+        ('{"0": {"messages": "yesterday\\tscreen_on"}}', "begin with a time"),
+        ('{"0": {"ready_time": [[1]], "trace_start": 0, "trace_end": 5}}', "must have numbers"),
+        ('{"0": {"ready_time": [[3, 1]], "trace_start": 0, "trace_end": 5}}', "ends before it starts"),
+    ],
+)
+def test_bad_json_is_refused(tmp_path, text, words):
+    (tmp_path / "t.json").write_text(text)
+    with pytest.raises(mf.UsageError, match=words):
+        av.read_trace(tmp_path / "t.json")
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ([], "per device"),
+        ({1: {"active": [1]}}, "lists of numbers"),
+        ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "belong together"),
+    ],
+)
+def test_bad_fedscale_traces_are_refused(tmp_path, data, words):
+    (tmp_path / "t.pkl").write_bytes(pickle.dumps(data))
+    with pytest.raises(mf.UsageError, match=words):
+        av.read_trace(tmp_path / "t.pkl")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("", "3 devices for 4 clients"),
+        (",round=0", "more than 0"),
+        (",when=end", "unknown"),
+        (",wrap=yes", "true or false"),
+        (",never=hide", "unknown"),
+        (",offset=-1", "at least 0"),
+        (",devices=random", "unknown"),
+        (",devices=[]", "device names"),
+        (',devices=["a"]', "1 devices for 4 clients"),
+        (',devices=["a","b","c","z"]', "no device 'z'"),
+        (",rule=sleeping", "unknown"),
+    ],
+)
+def test_bad_options_are_refused(small, options, words):
+    with pytest.raises(mf.UsageError, match=words):
+        av.schedule(f"trace:{small}{options}", 5, 4)
+
+
+def test_missing_files_are_refused():
+    with pytest.raises(mf.UsageError, match="say which trace"):
+        av.make("trace")
+    with pytest.raises(mf.UsageError, match="cannot read"):
+        av.schedule("trace:nowhere.csv", 5, 4)
+
+
+@pytest.mark.slow
+def test_diurnal_has_the_published_statistics():
+    trace = av.Diurnal().trace(7 * 86400, 2000, 0)
+    lengths = trace.lengths[trace.lengths > 0]
+    assert 0.06 <= trace.duty.mean() <= 0.10
+    assert 0.3 <= trace.never.mean() <= 0.37
+    assert np.median(lengths) == pytest.approx(140, rel=0.05)
+    assert 1200 < lengths.mean() < 2500
+    hours = by_hour(trace)
+    assert hours[[23, 0, 1, 2, 3, 4]].mean() > 1.8 * hours[11:17].mean()
+
+
+@pytest.mark.slow
+def test_diurnal_clients_have_their_duty_cycles_from_the_first_round():
+    pattern = av.Diurnal(never=0.25, mean=0.3, swing=0.0, sigma=1.0, median=600)
+    duty = pattern.duties(400, 3)
+    assert duty.mean() == pytest.approx(0.3, abs=1e-6)
+    assert (duty == 0).mean() == 0.25
+    available = av.schedule(pattern, 2000, 400, 3)
+    assert np.corrcoef(available.mean(axis=0), duty)[0, 1] > 0.97
+    assert available[:20].mean() == pytest.approx(0.3, abs=0.04)
+    assert available.mean() == pytest.approx(0.3, abs=0.02)
+
+
+@pytest.mark.slow
+def test_a_fit_recovers_the_pattern():
+    truth = av.Diurnal(mean=0.12, never=0.2, spread=0.1, median=300, sigma=1.2, longest=20000, swing=0.6, hour=3.0)
+    found = av.fit(truth.trace(20 * 86400, 600, 1))
+    assert found.mean == pytest.approx(0.12, abs=0.01)
+    assert found.never == pytest.approx(0.2, abs=0.03)
+    assert found.spread == pytest.approx(0.1, rel=0.15)
+    assert found.median == pytest.approx(300, rel=0.05)
+    assert found.sigma == pytest.approx(1.2, rel=0.05)
+    assert found.swing == pytest.approx(0.6, abs=0.15)
+    assert found.hour == pytest.approx(3.0, abs=0.7)
+    assert av.make(mf.Experiment(availability=found, rounds=1).availability) == found
+
+
+def test_a_fit_needs_intervals(small):
+    with pytest.raises(mf.UsageError, match="too few"):
+        av.fit(av.read_trace(small))
+
+
+def test_runs_on_a_trace_have_the_trace_s_time(small):
+    e = mf.Experiment(availability=f"trace:{small},round=50,devices=order", num_clients=3, rounds=4, epochs=1, engine="plain")
+    rows = mf.run(e).rows
+    assert [row["virtual_seconds"] for row in rows] == [50, 100, 150, 200]
+    assert [row["clients"] for row in rows] == [[0, 1], [0], [], []]
+    timed = mf.run(mf.Experiment(**{**e.to_dict(), "speed": "1000"})).rows
+    assert 0 < timed[0]["virtual_seconds"] < 50
+    assert 50 < timed[1]["virtual_seconds"] < 100
+
+
+@pytest.mark.slow
+def test_command_line(small, tmp_path, capsys):
+    assert main(["availability", "convert", str(small), str(tmp_path / "new.csv")]) == 0
+    assert (
+        main(["availability", "show", f"trace:{tmp_path / 'new.csv'},round=100", "--rounds", "10", "--out", str(tmp_path / "p.png")]) == 0
+    )
+    assert "1 devices never" in capsys.readouterr().out
+    assert (tmp_path / "p.png").stat().st_size > 1000
+    av.write_trace(av.Diurnal().trace(86400 * 3, 50, 0), tmp_path / "d.csv")
+    assert main(["availability", "fit", str(tmp_path / "d.csv")]) == 0
+    spec = capsys.readouterr().out.split()[-1]
+    assert isinstance(av.make(spec), av.Diurnal)
+    for wrong in (
+        ["convert", str(small)],
+        ["convert", str(small), "x.txt"],
+        ["fit", "nowhere.csv"],
+        ["show", f"trace:{small}", "--clients", "9"],
+    ):
+        assert main(["availability", *wrong]) == 2
+
+
+def test_sentences_describe_the_small_trace(small):
+    text = "\n".join(sentences(av.read_trace(small)))
+    assert "3 devices, 4 intervals" in text
+    assert "20.0 %" in text

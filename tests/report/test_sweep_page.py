@@ -1,0 +1,169 @@
+"""The page of a sweep in a real browser: panels, filters, rates, zoom, axes, export, and its size on a phone."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+
+import mimicfl as mf
+from mimicfl.report.report import write_report
+from tests.browser import chromium, needs_chromium
+from tests.report.test_browser import CATCH_ERRORS, data_attribute, rendered
+
+pytestmark = [pytest.mark.slow, needs_chromium]
+USE = """
+<script>
+addEventListener("load", () => {
+  const note = (key, value) => { document.body.dataset[key] = value; };
+  const panels = () => document.querySelectorAll("#chart svg.plot").length;
+  const lines = () => document.querySelectorAll("#chart path[fill=none]").length;
+  const set = (id, value) => { const node = document.getElementById(id); node.value = value; node.onchange(); };
+  const check = (id, value) => { const node = document.getElementById(id); node.checked = value; node.onchange(); };
+  note("panels", panels()); note("lines", lines());
+  set("rates-shown", "all"); note("linesAllRates", lines());
+  set("facet", "*"); note("panelsAll", panels());
+  set("facet", ""); note("panelsNone", panels());
+  set("facet", "availability"); set("rates-shown", "best");
+  const box = [...document.querySelectorAll("#filters fieldset")].find((f) => f.textContent.includes("static")).querySelector("input");
+  box.checked = false; box.onchange();
+  note("panelsFiltered", panels());
+  note("rowsFiltered", [...document.querySelectorAll("tr[data-group]")].filter((row) => !row.hidden).length);
+  box.checked = true; box.onchange();
+  note("rings", document.querySelectorAll("#rates circle.best").length + "," + document.querySelectorAll("#rates circle.edge").length);
+  for (const axis of ["round", "uploads", "megabytes", "seconds"]) { set("axis", axis); note("axis" + axis, lines()); }
+  set("axis", "round");
+  check("logx", true); note("logx", document.querySelector("#chart").textContent.includes("NaN") ? "NaN" : lines()); check("logx", false);
+  set("metric", "own_number"); note("own", document.querySelector("#chart").textContent.includes("own number"));
+  set("metric", "test_accuracy");
+  const plot = document.querySelector("#chart svg.plot"), at = plot.getBoundingClientRect();
+  const event = (x) => ({ clientX: at.left + x * at.width, clientY: at.top + 60, bubbles: true });
+  const mouse = (kind, x) => plot.dispatchEvent(new MouseEvent(kind, event(x)));
+  const marks = () => [...document.querySelector("#chart svg.plot").querySelectorAll("text")].map((t) => t.textContent).join();
+  const before = marks();
+  mouse("mousedown", 0.4); mouse("mousemove", 0.6); mouse("mouseup", 0.8);
+  note("zoomed", marks() !== before && !document.getElementById("unzoom").hidden);
+  document.getElementById("unzoom").onclick(); note("unzoomed", marks() === before);
+  note("csv", curvesCsv().split("\\n").length); note("csvHead", curvesCsv().split("\\n")[0]);
+  note("latex", DATA.exports.latex.split("\\n")[0]);
+  note("svg", chartSvg().includes("<svg") && !chartSvg().includes("NaN"));
+  document.getElementById("curves-png").onclick();
+  note("hash", decodeURIComponent(location.hash).includes("availability"));
+  note("thirds", document.querySelectorAll("#participation td").length);
+  note("dots", document.querySelectorAll("#scatter circle").length);
+});
+</script>
+"""
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """A sweep of three algorithms, three rates and two patterns, with a metric of its own."""
+    folder = tmp_path_factory.mktemp("sweep")
+    (folder / "grid.toml").write_text(
+        'rounds = 6\nepochs = 1\nnum_clients = 9\n[grid]\nalgorithm = ["fedavg", "scaffold", "mimic"]\nlr = [0.02, 0.1, 0.5]\n'
+        'availability = ["static:0.3", "time-varying:0.3"]\nseed = 2\n'
+    )
+    mf.sweep(folder / "grid.toml", folder / "runs", callbacks=[lambda now: {"own_number": now.row["round"] / 3}])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dom(sweep):
+    page = write_report([sweep / "runs"], sweep / "used").page
+    page.write_text(page.read_text().replace("<head>", "<head>" + CATCH_ERRORS, 1).replace("</body>", USE + "</body>"))
+    return rendered(page)
+
+
+def test_no_script_errors(dom):
+    assert data_attribute(dom, "ready") == "yes"
+    assert "data-error" not in dom.split("<head>")[0]
+
+
+def test_panels_best_rates_and_filters(dom):
+    assert data_attribute(dom, "panels") == "2"  # by pattern
+    assert data_attribute(dom, "lines") == "6"  # three algorithms each, at their best rates
+    assert data_attribute(dom, "lines-all-rates") == "18"
+    assert data_attribute(dom, "panels-all") == "6"
+    assert data_attribute(dom, "panels-none") == "1"
+    assert data_attribute(dom, "panels-filtered") == "1"
+    assert data_attribute(dom, "rows-filtered") == "9"
+
+
+def test_the_best_rate_is_ringed_and_the_edge_marked(dom):
+    inner, edge = map(int, data_attribute(dom, "rings").split(","))
+    assert inner + edge == 6
+    assert edge == dom.count('<span class="edge">')
+
+
+def test_axes_zoom_and_own_metrics(dom):
+    for axis in ("round", "uploads", "megabytes", "seconds"):
+        assert data_attribute(dom, f"axis{axis}") == "6"
+    assert data_attribute(dom, "logx") == "6"
+    assert data_attribute(dom, "own") == "true"
+    assert data_attribute(dom, "zoomed") == "true"
+    assert data_attribute(dom, "unzoomed") == "true"
+    assert "<th>own number</th>" in dom
+
+
+def test_export(dom):
+    assert data_attribute(dom, "csv-head") == "curve,panel,round,test_accuracy,std"
+    assert int(data_attribute(dom, "csv")) >= 6 * 5 + 2
+    assert data_attribute(dom, "latex").startswith("\\begin{tabular}")
+    assert data_attribute(dom, "svg") == "true"
+    assert int(data_attribute(dom, "png")) > 10_000
+    assert data_attribute(dom, "hash") == "true"
+
+
+def test_clients_and_participation_groups(dom):
+    assert int(data_attribute(dom, "thirds")) == 6 * 4  # three thirds and the gap
+    assert int(data_attribute(dom, "dots")) == 3 * 9  # of the chosen schedule
+
+
+def test_screenshots(sweep, tmp_path):
+    """Light and dark, wide and narrow; set MIMICFL_SCREENSHOTS to a folder to keep them."""
+    page = write_report([sweep / "runs"], sweep / "shown").page
+    text = page.read_text()
+    sizes = set()
+    for theme in ("light", "dark"):
+        page.write_text(text.replace("(prefers-color-scheme: dark)", "all" if theme == "dark" else "not all"))
+        for width in (1280, 500):  # headless Chromium has no narrower window
+            shot = tmp_path / f"{theme}-{width}.png"
+            chromium(page.as_uri(), tmp_path / shot.stem, f"--window-size={width},4200", f"--screenshot={shot}")
+            sizes.add(shot.stat().st_size)
+            if target := os.environ.get("MIMICFL_SCREENSHOTS"):
+                shutil.copy(shot, target)
+    assert min(sizes) > 50_000  # a blank page is smaller
+    assert len(sizes) == 4
+
+
+PHONE = """
+<script>
+addEventListener("load", () => {
+  const small = [...document.querySelectorAll("#chart text")].map((t) => t.getBoundingClientRect().height).filter((h) => h > 0);
+  const page = document.documentElement;
+  parent.postMessage([page.scrollWidth > page.clientWidth ? "page too wide" : "page fits", Math.min(...small)], "*");
+});
+</script>
+"""
+FRAME = """
+<body><script>onmessage = (event) => { [document.body.dataset.page, document.body.dataset.text] = event.data; };</script>
+<iframe src="phone.html" width="480" height="900"></iframe></body>
+"""
+
+
+def test_text_is_readable_at_480_pixels(sweep):
+    page = write_report([sweep / "runs"], sweep / "phone").page
+    (page.parent / "phone.html").write_text(page.read_text().replace("</body>", PHONE + "</body>"))
+    (page.parent / "frame.html").write_text(FRAME)
+    dom = rendered(page.parent / "frame.html")
+    assert data_attribute(dom, "page") == "page fits"
+    assert float(data_attribute(dom, "text")) >= 11  # pixels
+
+
+def test_the_page_stays_small(sweep):
+    page = write_report([sweep / "runs"], sweep / "size").page
+    found = re.search(r"const DATA = (.*?);\n", page.read_text(), re.DOTALL)
+    assert len(json.loads(found[1])["groups"]) == 18
+    assert page.stat().st_size < 400_000
