@@ -105,6 +105,12 @@ class TestWorkers:
         with pytest.raises(Unsupported, match="only one core"):
             WorkersEngine(model, clients, as_loss("cross-entropy"), workers=1)
 
+    def test_a_visible_gpu_is_refused_with_advice(self, monkeypatch):
+        model, clients = problem(MODELS["mlp"]())
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        with pytest.raises(Unsupported, match="CUDA_VISIBLE_DEVICES"):
+            WorkersEngine(model, clients, as_loss("cross-entropy"), workers=2)
+
     @pytest.mark.slow
     @pytest.mark.skipif(sys.platform != "linux", reason="workers run on Linux")
     def test_workers_end_when_their_parent_is_killed(self, tmp_path):

@@ -52,6 +52,8 @@ class WorkersEngine:
             raise Unsupported("this system cannot fork")
         if self.workers < 2:
             raise Unsupported("there is only one core")
+        if torch.cuda.is_available():  # PyTorch refuses backward passes in children that are forked after its first one
+            raise Unsupported("PyTorch cannot train in worker processes while it sees a GPU; hide it with CUDA_VISIBLE_DEVICES=")
         self.plain = PlainEngine(model, clients, loss)
         self.clients, self.loss = clients, loss
         module = self.plain.work.module
