@@ -74,7 +74,7 @@ def multipliers(module: nn.Module, patterns: Sequence[tuple[str, float]]) -> lis
 def copy_sharing_frozen(module: nn.Module, device: torch.device) -> nn.Module:
     """Return a copy of the module on the device. It shares frozen parameters that are there already, since nobody changes them."""
     frozen = [p for p in module.parameters() if not p.requires_grad]
-    shared = all(p.device == device for p in frozen)
+    shared = all(p.device.type == device.type and device.index in (None, p.device.index) for p in frozen)  # cuda is the current GPU
     try:
         copied = copy.deepcopy(module, {id(p): p for p in frozen} if shared else None)
         return copied.to(device)
