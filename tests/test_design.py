@@ -132,9 +132,9 @@ class TestSettings:
         """A setting that nothing takes would be silently ignored."""
         from mimicfl.clients.local import Local
         from mimicfl.problem import Problem
-        from mimicfl.simulation.run import Run
+        from mimicfl.simulation.setup import set_up
 
-        taken = {name for function in (Local, Problem.of, Run) for name in arguments_of(function, mf.Experiment())}
+        taken = {name for function in (Local, Problem.of, set_up) for name in arguments_of(function, mf.Experiment())}
         built = {
             "dataset",
             "data_path",

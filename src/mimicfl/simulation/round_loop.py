@@ -87,7 +87,7 @@ def fitting(live: Sequence[Run], room: int | None) -> list[Run]:
 
     Runs do not wait for each other. If all always advanced together, the last turn of every round would be mostly empty lanes.
     """
-    jobs = {run: int(run.active_per_round[run.t]) for run in live}
+    jobs = {run: int(run.participation.active_per_round[run.t]) for run in live}
     total = sum(jobs.values())
     if room is None or total <= room:
         return list(live)
