@@ -16,7 +16,7 @@ from ..metrics.history import read
 from ..metrics.store import RunFolder
 from ..settings import Experiment
 from .measure import Result, measure, score_only
-from .progress import State, state_of
+from .progress import CellProgress, progress_of
 from .records import Results, read_cell, register, write_cell
 from .suite import Cell, Part
 
@@ -46,7 +46,7 @@ def run_part(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     known = {cell.name: read_cell(records, cell) for cell in cells}
     while True:
-        states = {cell.name: state_of(cell, known[cell.name]) for cell in cells}
+        states = {cell.name: progress_of(cell, known[cell.name]) for cell in cells}
         batch = next_batch(cells, states)
         if not batch:
             return True
@@ -63,7 +63,7 @@ def run_part(
         _clean(out, [e.name for cell, e in batch if e.id in known[cell.name]])
 
 
-def next_batch(cells: Sequence[Cell], states: dict[str, State]) -> list[tuple[Cell, Experiment]]:
+def next_batch(cells: Sequence[Cell], states: dict[str, CellProgress]) -> list[tuple[Cell, Experiment]]:
     """The next runs, cell by cell, those in tuning first."""
     waiting = sorted(cells, key=lambda cell: states[cell.name].stage != "tuning")
     return [(cell, e) for cell in waiting for e in states[cell.name].missing][:BATCH]

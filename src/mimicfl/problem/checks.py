@@ -11,7 +11,7 @@ from ..data.convert import check_counted, classes_without, same_shape
 from ..data.dataset import Data
 from ..data.samples import Samples, count, forward, rows, shapes
 from ..errors import UsageError, first_line
-from ..metrics.evaluate import counted, ignored_by
+from ..metrics.evaluate import counted_targets, ignored_by
 from ..tasks import LearningTask
 
 
@@ -43,7 +43,7 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
 def probe_rows(y: Samples, loss: Loss) -> Tensor:
     """Two test samples to try the model with. They have targets that count, if any do: without one, a mean over targets is not a number."""
     if isinstance(y, Tensor) and not y.is_floating_point():
-        held = counted(y, loss).reshape(len(y), -1).any(dim=1).nonzero()[:2, 0]
+        held = counted_targets(y, loss).reshape(len(y), -1).any(dim=1).nonzero()[:2, 0]
         if len(held):
             return held
     return torch.arange(min(2, count(y)))
