@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import UsageError, flag, number, one_of, shown
 from ...seeds import stream
+from ...text import counted
 from ..patterns import Pattern, register
 from .foreign import RULES
 from .formats import FORMATS, read_trace
@@ -53,10 +54,9 @@ class FromTrace(Pattern):
         one_of("when", self.when, ["start", "throughout"]), one_of("never", self.never, ["keep", "drop"])
         one_of("rule", self.rule, RULES), one_of("format", self.format, FORMATS)
         flag("wrap", self.wrap), flag("resample", self.resample)
-        if isinstance(self.devices, str):
-            one_of("devices", self.devices, ["seeded", "order"])
-        elif not isinstance(self.devices, (list, tuple)) or not self.devices:
-            raise UsageError(f"devices must be seeded, order or a list of device names, got {shown(self.devices)}")
+        listed = isinstance(self.devices, (list, tuple)) and self.devices
+        if not listed and self.devices not in ("seeded", "order"):
+            raise UsageError(f'devices must be seeded, order or a list of names such as ["a","b"], got {shown(self.devices)}')
 
     @cached_property
     def trace(self) -> Trace:
@@ -84,7 +84,8 @@ class FromTrace(Pattern):
         if self.resample and self.devices == "seeded":
             return stream(seed, "trace devices").integers(0, have, size=num_clients)
         if num_clients > have and not self.resample:
-            raise UsageError(f"the trace has {have} devices for {num_clients} clients; use at most {have} clients, or resample=true")
+            named = counted(have, "device")
+            raise UsageError(f"the trace has {named} for {num_clients} clients; lower the number of clients, or give resample=true")
         if self.devices == "order":
             return np.arange(num_clients) % have
         return stream(seed, "trace devices").permutation(have)[:num_clients]
