@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from mimicfl import UsageError
-from mimicfl.benchmark.analysis import analyse, deviations, ranking, tested_pairs
+from mimicfl.benchmark.analysis import analyse, deviations, pairwise, ranking
 from mimicfl.benchmark.grid import Grid
 from mimicfl.benchmark.measure import measure
 from mimicfl.benchmark.recommend import advise, profile, shipped, write_findings
@@ -70,7 +70,7 @@ def test_classes_without_test_samples_do_not_count():
 
 def test_pairs_are_compared_over_shared_seeds_and_adjusted():
     values = {"a": {0: 5.0, 1: 6.0, 2: 7.0, 3: 1.0}, "b": {0: 4.0, 1: 5.1, 2: 6.0}, "c": {0: 3.0, 1: 6.0, 2: 5.0}}
-    found = tested_pairs(values, [("a", "b"), ("a", "c")])
+    found = pairwise(values, [("a", "b"), ("a", "c")])
     assert found["a", "b"].difference.pairs == 3
     assert found["a", "b"].flips == 0.25
     assert found["a", "c"].adjusted == pytest.approx(found["a", "c"].difference.p)  # the largest p value is not increased

@@ -108,10 +108,10 @@ def _final(cell: Cell, chosen: Config | None, results: Results) -> list[dict[str
 def _table(part: Part, pattern: PatternCase, entries: dict[str, Entry]) -> Table:
     bare = Table(part, pattern, entries, {})
     pairs = list(itertools.combinations(bare.candidates, 2))
-    return Table(part, pattern, entries, tested_pairs({name: entries[name].by_seed() for name in bare.candidates}, pairs))
+    return Table(part, pattern, entries, pairwise({name: entries[name].by_seed() for name in bare.candidates}, pairs))
 
 
-def tested_pairs(values: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
+def pairwise(values: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
     """Test these pairs over the seeds that both have; Holm over all of them, so that naming the best one afterwards is allowed."""
     differences = {(a, b): [values[a][seed] - values[b][seed] for seed in values[a] if seed in values[b]] for a, b in pairs}
     tests = {pair: Paired.of(each) for pair, each in differences.items()}

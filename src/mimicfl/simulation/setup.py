@@ -44,10 +44,10 @@ def set_up(
     checkpoint_every: int | None = None,
 ) -> Run:
     """Arguments as in `simulate`."""
-    given = {"seed": seed, "eval_every": eval_every, "update": update, "deadline": deadline, "asynchronous": asynchronous}
-    for name, value in (given | {"concurrency": concurrency, "participation_rates": participation_rates}).items():
-        check(name, value)
-    asked = ParticipationSettings.of(availability, select, deadline, speed, bandwidth, asynchronous, concurrency, participation_rates)
+    seed, eval_every, update = check("seed", seed), check("eval_every", eval_every), check("update", update)
+    numbers = (check("asynchronous", asynchronous), check("concurrency", concurrency))
+    waits, rates = check("deadline", deadline), check("participation_rates", participation_rates)
+    asked = ParticipationSettings.of(availability, select, waits, speed, bandwidth, *numbers, rates)
     server = _server(problem, make_algorithm(algorithm), global_lr, update, server_optimizer, asked.pattern.warm_start)
     found = _participation(problem, server, asked, seed, rounds, uploads)
     check_learning_rates(problem, found.active, server, known=not asked.selection.needs_model)

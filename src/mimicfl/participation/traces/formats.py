@@ -135,7 +135,8 @@ def _assembled(pieces: Iterable[Piece], where: str) -> Trace:
         if (period[device] != given).any():  # also if a period is missing
             raise UsageError(f"{where}: every row must give its client's period, the same in all rows of a client")
         kept = ~(np.isnan(start) & np.isnan(end))
-        devices.append(device[kept]), starts.append(start[kept]), ends.append(end[kept])
+        for part, values in ((devices, device), (starts, start), (ends, end)):
+            part.append(values[kept])
     return Trace.of(list(numbers), _joined(devices), _joined(starts), _joined(ends), period, where)
 
 
