@@ -57,7 +57,7 @@ class Lanes:
 
     def load(self, lanes: np.ndarray, chosen: np.ndarray, jobs: Jobs) -> None:
         """Load these jobs into these lanes."""
-        at, job = (torch.from_numpy(a).to(self.w.device) for a in (lanes, chosen))
+        at, job = (places(a, self.w.device) for a in (lanes, chosen))
         w = jobs.w[torch.from_numpy(jobs.request[chosen]).to(self.w.device)]
         self.w[at] = w
         if self.half is not None:
@@ -109,12 +109,19 @@ def run_jobs(jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Re
         left[busy] -= advance(int(busy[-1]) + 1, int(left[busy].min() if waiting else left[busy].max()))
         done = busy[left[busy] <= 0]
         if len(done):
-            at, job = (torch.from_numpy(numbers).to(jobs.w.device) for numbers in (done, holds[done]))
+            at, job = (places(numbers, jobs.w.device) for numbers in (done, holds[done]))
             results.g[job], results.total[job] = lanes.g[at], lanes.total[at]
             for name, held in sent.items():
                 results.sent[name][job] = held[at]
             holds[done] = -1
     return results
+
+
+def places(numbers: np.ndarray, device: torch.device) -> slice | Tensor:
+    """Return rows as an index: a slice if they are consecutive, because a slice is copied faster than a list of rows."""
+    if (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers).to(device)
 
 
 def width(counts: Sequence[int], device: torch.device) -> int:
