@@ -2,8 +2,8 @@
 
     python benchmarks/suite.py --device cuda --minutes 6     # our engines and a bare loop, on a GPU
 
-Every workload is defined once, in peers/workload.py, on synthetic data of the right shape. A fast engine is compared with plain before it is
-timed. What fails is a line of the table with its reason. The results go to suite-DEVICE.json and suite-DEVICE.md in the folder --out.
+Every workload is defined once, in peers/workload.py, on synthetic data of the right shape. A fast engine is compared with plain before it
+is timed. What fails is a line of the table with its reason. The results go to suite-DEVICE.json and suite-DEVICE.md in the folder --out.
 """
 
 import argparse
@@ -54,10 +54,8 @@ def on_gpu(device: str, cases: list[str], passes: list[str], deadline: float) ->
 def table(found: list[Found], titles: dict[str, str]) -> str:
     """One Markdown table: a row per workload, precision and engine."""
     bare = {(each["case"], each.get("precision")): each["us"] for each in found if each["engine"] == "bare" and "us" in each}
-    lines = [
-        "| workload | precision | engine | us per client-step | lowest-highest | faster than bare | off from plain |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    columns = ["workload", "precision", "engine", "us per client-step", "lowest-highest", "faster than bare", "off from plain"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for each in sorted(found, key=lambda each: (list(titles).index(each["case"]), each.get("precision", ""))):
         key = (each["case"], each.get("precision"))
         begin = f"| {titles[each['case']]} | {each.get('precision', '')} | {each['engine']} |"
