@@ -29,7 +29,7 @@ class BatchedEngine(LaneEngine):
         self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
     ) -> None:
         super().__init__(model, clients, loss, precision, lanes, compiled)
-        self.stack = Stack(model, clients.data, loss, clients.device, precision)
+        self.stack = Stack(model, clients.data, loss, clients.device, precision, self.buffers)
         self.program: Program | None = None
 
     def like(self, model: nn.Module) -> "BatchedEngine":
@@ -39,8 +39,8 @@ class BatchedEngine(LaneEngine):
         """Always include the shift and the proximal term: without them the compiler might sum in a different order."""
         return replace(needs, shift=True, prox=True)
 
-    def _build(self, needs: Needs, w: Tensor) -> None:
-        lanes = Lanes(self.width, needs, w, scale=self._scale(needs, w[0]))
+    def _build(self, needs: Needs, jobs: Jobs) -> None:
+        lanes = Lanes(self.width, needs, jobs, scale=self._scale(needs, jobs.w[0]))
         self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
 
     def _run(self, jobs: Jobs) -> Results:
@@ -52,9 +52,14 @@ class BatchedEngine(LaneEngine):
 
     @torch.no_grad()
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
-        """Test outputs [r, n, ...] of r models [r, d]; None on a CPU, where the last bits would depend on a model's place among them."""
-        if w.device.type == "cpu":
+        """Test outputs [r, n, ...] of r models [r, d]. None on a CPU, where the last bits would depend on a model's place among them,
+        and for models whose outputs depend on the other samples of the pass."""
+        if w.device.type == "cpu" or self.batch_use.evaluation:
             return None
-        filled = torch.cat([w, w[-1:].expand(-len(w) % MODELS, -1)])
-        passes = [torch.cat([self.stack.outputs(part, x) for x in parts(samples.x, SAMPLES)], dim=1) for part in filled.split(MODELS)]
+        held = self.buffers.of_requests(buffers)
+        place = torch.arange(len(w) + -len(w) % MODELS, device=w.device).clamp_max(len(w) - 1)
+        passes = []
+        for models in place.split(MODELS):
+            part, own = w[models], {kind: rows[models] for kind, rows in held.items()}
+            passes.append(torch.cat([self.stack.outputs(part, own, x) for x in parts(samples.x, SAMPLES)], dim=1))
         return torch.cat(passes)[: len(w)]

@@ -1,5 +1,7 @@
 """The stacked step as a program: traced once, compiled if requested, and on a GPU captured in CUDA graphs of many steps."""
 
+from typing import Any
+
 from torch import Tensor
 
 from ....data.samples import Samples
@@ -13,9 +15,9 @@ class Program:
 
     def __init__(self, stack: Stack, lanes: Lanes, x: Samples, y: Samples, m: int, compiled: bool) -> None:
         self.lanes, self.m = lanes, m
-        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, (Tensor, dict))}
 
-        def step(held: dict[str, Tensor], x: Samples, y: Samples) -> None:
+        def step(held: dict[str, Any], x: Samples, y: Samples) -> None:
             view = Lanes.__new__(Lanes)
             view.__dict__ = {**vars(lanes), **held}
             stack.step(view, m, x, y)
