@@ -289,7 +289,9 @@ def simulated(model, engine, sizes=(31, 7, 43, 10), batch=8):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 class TestRuns:
-    @pytest.mark.parametrize("name", ["batch norm", "cumulative", "no running statistics", "frozen", "over time", "counter", "LSTM", "encoder"])
+    @pytest.mark.parametrize(
+        "name", ["batch norm", "cumulative", "no running statistics", "frozen", "over time", "counter", "LSTM", "encoder"]
+    )
     def test_whole_run_equals_plain(self, name):
         torch.manual_seed(0)
         model = LAYERS[name]().double()

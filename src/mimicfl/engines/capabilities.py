@@ -13,7 +13,7 @@ from ..data.clients import Clients
 from ..data.dataset import Data
 from ..data.samples import count, forward
 from .interface import ClientUpdates
-from .normalization import Recorded
+from .padding import Recorded
 
 SAMPLES = 5
 # Accepted relative error of a fast engine. A max pooling that picks another pixel changes the gradient a little; a wrong layer, completely.
@@ -80,7 +80,7 @@ class BatchUse:
 
 
 def agree(ours: ClientUpdates, plain: ClientUpdates, tolerance: float) -> None:
-    """Raise `Unsupported` if the update, the loss, a buffer or another vector of any client differs from plain by more than the tolerance."""
+    """Raise `Unsupported` if the update, the loss, a buffer or a sent vector of a client differs from plain by more than the tolerance."""
     off = max(float(off.max()) for off in errors(ours, plain).values())
     if not off <= tolerance:
         raise Unsupported(f"its fast version differs from PyTorch on a test batch by {100 * off:.2g} %")

@@ -23,7 +23,7 @@ from ..seeds import stream
 from ..tasks import LearningTask
 from .capabilities import Unsupported, errors, same_buffer
 from .interface import ClientUpdates, Engine, TrainingRun, TrainRequest
-from .normalization import Padded
+from .padding import Padded
 from .plain import PlainEngine
 from .torch_overrides import without_dropout
 

@@ -20,7 +20,9 @@ class ChangingBuffers:
 
     def packed(self, stacked: Mapping[str, Tensor]) -> Packed:
         """Pack buffers [m, ...] by name."""
-        return {kind: torch.cat([stacked[name].reshape(len(stacked[name]), -1) for name in names], dim=1) for kind, names in self.kinds.items()}
+        return {
+            kind: torch.cat([stacked[name].reshape(len(stacked[name]), -1) for name in names], dim=1) for kind, names in self.kinds.items()
+        }
 
     def of_requests(self, buffers: Sequence[Mapping[str, Tensor]]) -> Packed:
         """Pack the buffers of several models, one row each."""

@@ -1,7 +1,7 @@
 """The common part of the batched and the streams engine: it builds lanes that fit the jobs, runs the jobs and returns the updates."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +13,15 @@ from ..capabilities import BatchUse, Unsupported, halve_until_it_fits, refuse_tr
 from ..interface import ClientUpdates, TrainRequest
 from .buffers import ChangingBuffers
 from .jobs import Jobs, Needs, Results, list_jobs
-from .lanes import width
+from .lanes import Lanes, run_jobs, width
+from .layout import Layout
 
 
 class LaneEngine(ABC):
     """Trains clients in lanes. Lanes and graphs are kept until jobs need larger ones."""
 
     name: str
+    layout: Layout | None = None  # of the vectors in a lane, where it is not that of the model
 
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss, precision: str, lanes: int, compiled: bool = False) -> None:
         if kinds := {p.dtype for p in trainable(model)} & HALF:
@@ -70,7 +72,8 @@ class LaneEngine(ABC):
         if not needs.multipliers:
             return None
         factors = torch.tensor(multipliers(self.model, needs.multipliers), dtype=w.dtype, device=w.device)
-        return factors.repeat_interleave(torch.tensor([p.numel() for p in trainable(self.model)], device=w.device))
+        scale = factors.repeat_interleave(torch.tensor([p.numel() for p in trainable(self.model)], device=w.device))
+        return scale if self.layout is None else self.layout.arrange(scale[None])[0]
 
     def _build_and_run(self, jobs: Jobs) -> Results:
         if self.built:
@@ -82,6 +85,12 @@ class LaneEngine(ABC):
             found = self._run(jobs)
         self.built = True
         return found
+
+    def _pass(self, jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Results:
+        """Train all jobs in the lanes, whose vectors may have another order."""
+        if self.layout is None:
+            return run_jobs(jobs, lanes, advance)
+        return run_jobs(jobs.arranged(self.layout.arrange), lanes, advance).arranged(self.layout.restore)
 
     def forget(self) -> None:
         """Free the memory of the lanes and graphs."""

@@ -6,7 +6,6 @@ independent. If compiled, the loss and its gradients are one function that all l
 """
 
 import copy
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value
 
-from ...clients.local_update import shortening
 from ...clients.losses import Loss
 from ...clients.params import trainable
 from ...data.augment import crop_and_flip
@@ -28,9 +26,10 @@ from .buffers import Packed
 from .graphs import Graphs, compile_traced, trace
 from .jobs import Jobs, Needs, Results
 from .lane_engine import LaneEngine
-from .lanes import Lanes, run_jobs
+from .lanes import Lanes
+from .layout import Layout
 from .module import call_with, stackable_copy
-from .update import keep_buffers, update_lanes
+from .update import keep_buffers, update_pieces
 
 
 class StreamsEngine(LaneEngine):
@@ -55,9 +54,7 @@ class StreamsEngine(LaneEngine):
         return StreamsEngine(model, self.clients, self.loss, self.precision, 2)
 
     def _build(self, needs: Needs, jobs: Jobs) -> None:
-        scale = self._scale(needs, jobs.w[0])
-        scale = None if scale is None else self.layout.arrange(scale[None])[0]
-        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=scale)
+        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=self._scale(needs, jobs.w[0]))
         half = self.lanes.half is not None
         self.base = copy.deepcopy(self.model).to(self.clients.device, torch.bfloat16) if half else self.model
         self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
@@ -66,56 +63,13 @@ class StreamsEngine(LaneEngine):
     def _run(self, jobs: Jobs) -> Results:
         assert self.lanes is not None
         assert self.graphs is not None
-        return run_jobs(jobs.arranged(self.layout.arrange), self.lanes, self.graphs.advance).arranged(self.layout.restore)
+        return self._pass(jobs, self.lanes, self.graphs.advance)
 
     def _drop(self) -> None:
         self.lanes, self.clones, self.graphs, self.shared = None, [], None, None
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """Return None: a large model fills the GPU by itself, so modules are evaluated one by one."""
-
-
-class Layout:
-    """Converts parameter vectors to a lane's layout and back: convolution weights channels last, small parameters together at the end."""
-
-    SMALL = 2**15  # elements; updating fewer costs mostly the launch, so the small parameters share one update
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        parameters = trainable(model)
-        self.shapes = [p.shape for p in parameters]
-        sizes = [p.numel() for p in parameters]
-        flat = torch.arange(sum(sizes)).split(sizes)
-        self.large = [i for i, size in enumerate(sizes) if size >= self.SMALL]
-        self.small = [i for i, size in enumerate(sizes) if size < self.SMALL]
-        order = [*self.large, *self.small]
-        begins = itertools.accumulate([sizes[i] for i in order], initial=0)
-        self.begin = dict(zip(order, begins, strict=False))
-        self.to_lane = torch.cat([_last(flat[i].view(self.shapes[i])).reshape(-1) for i in order]).to(device)
-        self.to_flat = torch.argsort(self.to_lane)
-
-    def arrange(self, rows: Tensor) -> Tensor:
-        return rows[:, self.to_lane]
-
-    def restore(self, rows: Tensor) -> Tensor:
-        return rows[:, self.to_flat]
-
-    def windows(self, row: Tensor) -> list[Tensor]:
-        """Return views of one lane's row, one per parameter, with convolutions channels last."""
-        parts = [row[self.begin[i] : self.begin[i] + shape.numel()] for i, shape in enumerate(self.shapes)]
-        return [
-            part.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else part.view(shape)
-            for part, shape in zip(parts, self.shapes, strict=True)
-        ]
-
-    def pieces(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients in the row's order: large ones separately, small ones as one vector."""
-        large = [_last(gradients[i]).reshape(-1) for i in self.large]
-        small = [_last(gradients[i]).reshape(-1) for i in self.small]
-        return [*large, *([torch.cat(small)] if small else [])]
-
-
-def _last(p: Tensor) -> Tensor:
-    return p.permute(0, 2, 3, 1) if p.ndim == 4 else p
 
 
 class Clone:
@@ -140,10 +94,7 @@ class Clone:
         pieces, value, buffers = self.gradients(job, before, self.engine.clients.x, self.engine.clients.y)
         with torch.no_grad():
             keep_buffers(before, buffers, lanes.k[row] < lanes.steps[row])
-            if lanes.clip is not None:
-                length = torch.stack([piece.to(lanes.w.dtype).norm() for piece in pieces]).norm()
-                pieces = [piece * shortening(length, lanes.clip[row]) for piece in pieces]
-            self._move(pieces)
+            update_pieces(lanes, row, [piece[None] for piece in pieces])
             lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
             lanes.k[row] += 1
 
@@ -204,28 +155,6 @@ class Clone:
 
         found, (value, after) = grad_and_value(loss, has_aux=True)(params)
         return self.engine.layout.pieces(found), value, after
-
-    def _move(self, pieces: list[Tensor]) -> None:
-        """Apply the update to each piece of the lane's row."""
-        lanes, row = self.lanes, self.row
-        bare = lanes.u is None and lanes.decay is None and lanes.scale is None
-        begin = 0
-        for h in pieces:
-            part = slice(begin, begin + h.numel())
-            if bare and lanes.w.is_cuda and lanes.w.dtype == torch.float32:
-                _move_in_one_kernel(lanes, row, h, part)
-            else:
-                update_lanes(lanes, row, h[None], part)
-            begin = part.stop
-
-
-def _move_in_one_kernel(lanes: Lanes, row: slice, h: Tensor, part: slice) -> None:
-    """The same as `update_lanes` without momentum, in one pass over memory."""
-    from .batched.kernels import move
-
-    w, g = lanes.w[row][0][part], lanes.g[row][0][part]
-    half, shift, start = (None if held is None else held[row][0][part] for held in (lanes.half, lanes.shift, lanes.start))
-    move(w, g, h, half, shift, start, (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row]))
 
 
 class Keyed(Stackable):

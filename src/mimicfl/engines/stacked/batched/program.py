@@ -1,5 +1,6 @@
 """The stacked step as a program: traced once, compiled if requested, and on a GPU captured in CUDA graphs of many steps."""
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -17,14 +18,25 @@ class Program:
         self.lanes, self.m = lanes, m
         tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, (Tensor, dict))}
 
-        def step(held: dict[str, Any], x: Samples, y: Samples) -> None:
-            view = Lanes.__new__(Lanes)
-            view.__dict__ = {**vars(lanes), **held}
-            stack.step(view, m, x, y)
+        def part(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The function of lanes as one of their tensors, which the compiler needs to see."""
 
-        traced = trace(step, tensors, x, y)
+            def of_tensors(held: dict[str, Any], x: Samples, y: Samples) -> Any:
+                view = Lanes.__new__(Lanes)
+                view.__dict__ = {**vars(lanes), **held}
+                return function(view, m, x, y)
+
+            return of_tensors
+
+        traced = trace(part(stack.step if stack.layout is None else stack.pieces), tensors, x, y)
         run = compile_traced(traced) if compiled else traced
-        self.graphs = Graphs([lambda: run(tensors, x, y)], lanes.w.device)
+
+        def step() -> None:
+            found = run(tensors, x, y)
+            if stack.layout is not None:  # the update of large vectors has a kernel of its own
+                stack.update(lanes, m, *found)
+
+        self.graphs = Graphs([step], lanes.w.device)
 
     def advance(self, m: int, most: int) -> int:
         return self.graphs.advance(m, most)

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...normalization import Padded
+from ...padding import Padded
 from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, dropout_call, is_packed, pair
 from . import recurrent
 from .attention import attention
 from .convolution import Conv
+from .normalization import group_norm
 
 _WORD = (1 << 32) - 1
 _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
@@ -20,12 +21,13 @@ class Stackable(Padded):
     """Replaces convolutions, attention, recurrent layers, dropout and batch statistics while it is active.
 
     `key` is derived from (seed, round, client, step) and determines every dropout mask. `precision` applies to the tensor cores in our
-    convolutions (weight gradients); None keeps PyTorch's convolutions and attention, for clients that are not stacked.
+    convolutions; None keeps PyTorch's convolutions and attention, for clients that are not stacked. `channels_last` also replaces the
+    norms that would copy images in this layout. `weights` are those of the samples, 0 for the padding of a short batch.
     """
 
-    def __init__(self, key: Tensor, precision: str | None, weights: Tensor | None = None) -> None:
+    def __init__(self, key: Tensor, precision: str | None, weights: Tensor | None = None, channels_last: bool = False) -> None:
         super().__init__(weights)
-        self.key, self.precision, self.site = key, precision, 0
+        self.key, self.precision, self.channels_last, self.site = key, precision, channels_last, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -34,6 +36,8 @@ class Stackable(Padded):
             if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
                 y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
                 return y if bias is None else y + bias.view(-1, 1, 1)
+        if func is F.group_norm and self.channels_last:
+            return group_norm(*args, **kwargs)
         if func in DROPOUT:
             return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
         if func in COMPOSED:
