@@ -312,29 +312,30 @@ class TestRuns:
         assert torch.equal(ours.params, plain.params)
 
 
+DROPOUT = {
+    "recurrent": lambda: Recurrent(nn.LSTM, dropout=0.5, **TWICE),
+    "attention": lambda: Attending(lambda q, k, v: sdpa(q, k, v, dropout_p=0.5)),
+    "multihead": lambda: Layered(nn.MultiheadAttention(8, 2, 0.5, batch_first=True), lambda layer, x: layer(x, x, x)[0]),
+}
+
+
 class TestDropout:
     """Dropout inside attention and between recurrent layers is drawn from the client's key, too."""
 
-    MODELS = {
-        "recurrent": lambda: Recurrent(nn.LSTM, dropout=0.5, **TWICE),
-        "attention": lambda: Attending(lambda q, k, v: sdpa(q, k, v, dropout_p=0.5)),
-        "multihead": lambda: Layered(nn.MultiheadAttention(8, 2, 0.5, batch_first=True), lambda layer, x: layer(x, x, x)[0]),
-    }
-
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("name", DROPOUT)
     @pytest.mark.parametrize("kind", [BatchedEngine, StreamsEngine])
     def test_is_keyed(self, name, kind):
-        model, clients = problem(self.MODELS[name]())
+        model, clients = problem(DROPOUT[name]())
         requests = requests_of(model, clients, terms=False)
         first = kind(model, clients, LOSS, lanes=2).train(requests)
         assert_same(kind(model, clients, LOSS, lanes=5).train(requests[::-1])[::-1], first, rtol=1e-12)
         other = [dataclasses.replace(request, seed=99) for request in requests]
         assert not torch.allclose(kind(model, clients, LOSS, lanes=2).train(other)[0].g, first[0].g)
 
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize("name", DROPOUT)
     def test_is_found_and_disabled_for_the_comparison(self, name):
-        model, x = self.MODELS[name](), torch.rand(3, 1, 8, 8)
+        model, x = DROPOUT[name](), torch.rand(3, 1, 8, 8)
         no_dropout = without_dropout(model, x)
         assert torch.equal(no_dropout(x), no_dropout(x))
         assert not torch.equal(model.train()(x), model(x))

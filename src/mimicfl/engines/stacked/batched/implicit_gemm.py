@@ -157,26 +157,24 @@ def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding:
     m, b, c = x.shape[:3]
     o, oh, ow = dy.shape[2:]
     places, columns = b * oh * ow, kernel[0] * kernel[1] * c
-    bo, bn = min(128, max(16, triton.next_power_of_2(o))), _columns(c, columns)
+    bo, bn = (min(128, max(16, triton.next_power_of_2(size))) for size in (o, columns))
     bp = 64 if x.dtype == torch.bfloat16 else 32
     tiles = triton.cdiv(o, bo) * triton.cdiv(columns, bn)
-    splits = max(1, min(triton.cdiv(places, 8 * bp), 2 * PROCESSORS // (m * tiles)))  # enough programs to fill the GPU
+    programs = (2 if bo == 128 else 8) * PROCESSORS  # enough to fill the GPU
+    splits = max(1, min(triton.cdiv(places, 8 * bp), programs // (m * tiles)))
     steps = triton.cdiv(places, splits * bp)
     splits = triton.cdiv(places, steps * bp)
     out = torch.empty(m, splits, o, *kernel, c, device=x.device, dtype=x.dtype if splits == 1 else torch.float32)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4))
     how = (oh, ow, c, *kernel, *stride, *padding, *dilation, steps, bo, bn, bp, precision)
-    warps = 8 if bo * bn >= 128 * 128 else 4
-    _weight_product[(tiles, m * splits)](x, dy, out, places, o, splits, *strides, *x.shape[3:], *how, num_warps=warps, num_stages=3)
+    _weight_product[(tiles, m * splits)](x, dy, out, places, o, splits, *strides, *x.shape[3:], *how, num_warps=4, num_stages=3)
     return (out[:, 0] if splits == 1 else out.sum(dim=1).to(x.dtype)).permute(0, 1, 4, 2, 3)
 
 
 def _tile(places: int, n: int, m: int) -> tuple[int, int, int]:
-    """Return the tile's places and columns, and its warps: the largest tile that still gives every processor work."""
+    """Return the tile's places and columns, and its warps: a large tile if every processor still gets several."""
     bn = min(128, max(16, triton.next_power_of_2(n)))
-    bp = 128
-    while bp > 64 and triton.cdiv(places, bp) * triton.cdiv(n, bn) * m < PROCESSORS:
-        bp //= 2
+    bp = 128 if triton.cdiv(places, 128) * triton.cdiv(n, bn) * m >= 4 * PROCESSORS else 64
     return bp, bn, 8 if bp * bn >= 128 * 128 else 4
 
 
@@ -184,11 +182,6 @@ def _depth(c: int, dtype: torch.dtype) -> int:
     """Return the products summed per step: a divisor of the channels if possible, so that a step stays within one tap."""
     most = 64 if dtype == torch.bfloat16 else 32
     return next((k for k in (64, 32, 16) if k <= most and c % k == 0), 32)
-
-
-def _columns(c: int, columns: int) -> int:
-    """Return the columns of a weight gradient's tile, within one tap if possible."""
-    return next((n for n in (128, 64, 32, 16) if c % n == 0), min(64, max(16, triton.next_power_of_2(columns))))
 
 
 def pixels_last(x: Tensor) -> Tensor:
