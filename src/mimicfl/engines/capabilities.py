@@ -20,6 +20,12 @@ SAMPLES = 5
 TOLERANCE = {"fp32": 0.02, "tf32": 0.1, "bf16": 0.2}
 SHORT = 0.01  # fraction of the usual norm; the error of a shorter gradient is taken relative to this length
 USUAL = 0.01  # a usual value of a buffer
+# What PyTorch says when a model cannot be stacked or captured, and what it means.
+REASONS = {
+    "calling .item()": "its forward pass depends on the values of tensors: .item(), an if or a loop, packed sequences",
+    "random operation": "it draws random numbers other than dropout",
+    "Batching rule not implemented": "it uses an operation that vmap does not support",
+}
 T = TypeVar("T")
 
 
@@ -35,7 +41,9 @@ def unsupported_on_error(what: str = "") -> Iterator[None]:
     except (Unsupported, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
+        text = str(error).strip()
+        first = (text.splitlines() or [type(error).__name__])[0].rstrip(".")[:160]
+        reason = next((words for part, words in REASONS.items() if part in text), first)
         raise Unsupported(f"{what} ({reason})" if what else f"preparing it failed ({type(error).__name__}: {reason})") from error
 
 

@@ -47,6 +47,8 @@ class Stackable(Padded):
             query, key, value, mask, p, *how = attention_call(*args, **kwargs)
             if self.precision or p > 0:
                 return attention(query, key, value, mask, *how, lambda weights: self._dropout(False, weights, p, True))
+        if func is F.normalize and kwargs.get("out") is not None:  # as spectral_norm calls it
+            return kwargs["out"].copy_(F.normalize(*args, **{**kwargs, "out": None}))
         if func in recurrent.CELLS:
             return recurrent.cell(func, *args, **kwargs)
         if func in recurrent.LAYERS and not is_packed(args):
