@@ -60,6 +60,16 @@ MODELS = {
         nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 20, 2, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 10)
     ),
     "groups": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10)),
+    "wide groups": lambda: nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.Conv2d(6, 9, (3, 1), stride=(2, 1), padding=(1, 0), groups=3), nn.Flatten(), nn.Linear(162, 10)
+    ),
+    "depthwise": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(4, 8, 3, padding="same", groups=4),
+        nn.Conv2d(8, 8, 3, stride=2, groups=8),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ),
     "residual": Residual,
     "keywords": Keywords,
 }

@@ -33,8 +33,9 @@ class Stackable(Padded):
         kwargs = kwargs or {}
         if func is torch.conv2d and self.precision:
             x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
-            if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
-                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
+            depthwise = groups > 1 and w.shape[1] == 1  # stacked, they are one depthwise convolution, for which PyTorch has kernels
+            if not depthwise and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
+                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision, groups)
                 return y if bias is None else y + bias.view(-1, 1, 1)
         if func is F.group_norm and self.channels_last:
             return group_norm(*args, **kwargs)
