@@ -55,6 +55,7 @@ class Postponed:
 
 def _product(piece: Node) -> Node | None:
     """Return the weight gradient that a piece is a view of, if one program computes each of its tiles."""
+    lanes = len(piece.meta["val"])
     while piece.target in VIEWS:
         piece = piece.args[0]  # type: ignore[assignment]
     if piece.target is not torch.ops.mimicfl.conv_weight.default:
@@ -62,7 +63,8 @@ def _product(piece: Node) -> Node | None:
     from .batched.implicit_gemm import weight_splits
 
     x, dy = (factor.meta["val"] for factor in piece.args[:2])  # type: ignore[union-attr]
-    return piece if weight_splits(x, dy, piece.args[2]) == 1 else None
+    alone = len(x) == lanes and weight_splits(x, dy, piece.args[2]) == 1  # with several groups, x has a row per client and group
+    return piece if alone else None
 
 
 def can_postpone(lanes: Lanes) -> bool:

@@ -93,7 +93,7 @@ def _gather_product(
 
 @triton.jit
 def _weight_product(
-    x, dy, out, g, half, shift, start, eta, mu, k, steps, row, places, OC, splits, x_m, x_b, x_h, x_w, H, W,
+    x, dy, out, g, half, shift, start, eta, mu, k, steps, lane, places, OC, splits, x_m, x_b, x_h, x_w, H, W,
     OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
     UPDATE: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr,
@@ -123,7 +123,7 @@ def _weight_product(
     here = (o < OC)[:, None] & (n < KH * KW * C)[None, :]
     if UPDATE:
         going = tl.load(k + client) < tl.load(steps + client)
-        advance(acc, client * row + where, here & going, client, out, g, half, shift, start, eta, mu, HALF, SHIFT, PROX)
+        advance(acc, client * lane + where, here & going, client, out, g, half, shift, start, eta, mu, HALF, SHIFT, PROX)
     else:
         out += (client * splits + split) * OC * (KH * KW * C)
         tl.store(out + where, acc.to(out.dtype.element_ty), mask=here)
