@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+from ..engines.cluster.connect import check_address
 from ..engines.cluster.engine import RayEngine
 from ..engines.select import select_engine
 from ..errors import Diverged
@@ -26,6 +27,8 @@ def train(
     With `ray`, the address of a cluster, its workers train the clients. Returns the history of each run, its error if it diverged, or
     None if the deadline came first.
     """
+    if ray:
+        check_address(ray)  # before anything is written
     opened: list[Run] = []
     try:
         for run, folder in zip(runs, folders, strict=True):

@@ -5,7 +5,8 @@ its clients; otherwise a row per client. Which clients form a group depends on t
 worker in the same round, to the same bits, and a resumed run forms the same groups, even if the cluster has another number of workers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,8 +36,8 @@ class RayEngine:
     name = "ray"
     room = None
 
-    def __init__(self, pool: Any, local: Engine, groups: int, shutdown: Any = lambda: None) -> None:
-        self.pool, self.local, self.groups, self.shutdown = pool, local, groups, shutdown
+    def __init__(self, pool: Any, local: Engine, groups: int, close: Callable[[], None] = lambda: None) -> None:
+        self.pool, self.local, self.groups, self.close = pool, local, groups, close
 
     @classmethod
     def start(cls, address: str, local: Engine, runs: Sequence[TrainingRun], groups: int, notice: Notice | None) -> "RayEngine":
@@ -44,24 +45,22 @@ class RayEngine:
 
         groups    into how many groups the clients are divided; 0: as many as there are workers
         """
-        ray = import_ray()
-        mine = not ray.is_initialized()
-        if mine:
-            connect(ray, address)
-        shutdown = ray.shutdown if mine else lambda: None
-        try:
-            problem = runs[0].problem
+        ray, problem = import_ray(), runs[0].problem
+        with ExitStack() as opened:
+            if not ray.is_initialized():  # else the user has connected, and stays so
+                connect(ray, address)
+                opened.callback(ray.shutdown)
             workers = min(count_workers(ray, problem.device.type), max(int(run.available.sum(axis=1).max()) for run in runs) or 1)
             groups = groups or workers
             if local.name in ("plain", "workers"):  # on a cluster, one worker per core is what the engine workers is on one machine
                 local = PlainEngine(problem.model, problem.clients, problem.loss)
             label = with_fewer_lanes(local.label, groups)
             setup = Setup(problem.template, problem.loss, problem.clients.emptied(), problem.precision, label)
-            engine = cls(Pool(ray, setup, problem.clients, groups, workers, notice or (lambda text: None)), local, groups, shutdown)
+            pool = Pool(ray, setup, problem.clients, groups, workers, notice or (lambda text: None))
+            opened.callback(pool.close)
+            engine = cls(pool, local, groups)
             engine.check(runs[0])
-        except BaseException:
-            shutdown()
-            raise
+            engine.close = opened.pop_all().close
         return engine
 
     @property
@@ -77,9 +76,6 @@ class RayEngine:
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
         return self.local.outputs(w, buffers, samples)
-
-    def close(self) -> None:
-        self.shutdown()
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
         models = {id(request.w): (request.w, request.buffers) for request in requests}

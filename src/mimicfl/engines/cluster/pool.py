@@ -79,6 +79,11 @@ class Pool:
                 going[ref] = number, slot
         return found
 
+    def close(self) -> None:
+        """End the workers, so that others can use their places in the cluster."""
+        for slot in self.slots:
+            self.ray.kill(slot.actor)
+
     def _submit(self, number: int, jobs: Sequence[Job], models: Sequence[Any]) -> tuple[Any, Slot]:
         slot = self._choose(number)
         new = sorted({int(client) for job in jobs for client in job.active} - slot.held)
