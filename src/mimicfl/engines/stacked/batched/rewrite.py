@@ -1,40 +1,60 @@
-"""Replaces some PyTorch calls of a stacked model: convolutions by our own, dropout by one with keyed random numbers."""
+"""Replaces PyTorch calls of a stacked model: those that `vmap` cannot stack well, and dropout by one with keyed random numbers."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from ...torch_overrides import DROPOUT, conv2d_call, dropout_call, pair
+from ...padding import Padded
+from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, dropout_call, is_packed, pair
+from . import recurrent
+from .attention import attention
 from .convolution import Conv
+from .normalization import group_norm
 
 _WORD = (1 << 32) - 1
 _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 
 
-class Stackable(TorchFunctionMode):
-    """Replaces convolutions and dropout while it is active.
+class Stackable(Padded):
+    """Replaces convolutions, attention, recurrent layers, dropout and batch statistics while it is active.
 
     `key` is derived from (seed, round, client, step) and determines every dropout mask. `precision` applies to the tensor cores in our
-    convolutions (weight gradients); None keeps PyTorch's convolutions.
+    convolutions; None keeps PyTorch's convolutions and attention, for clients that are not stacked. `channels_last` also replaces the
+    norms that would copy images in this layout. `weights` are those of the samples, 0 for the padding of a short batch.
     """
 
-    def __init__(self, key: Tensor, precision: str | None) -> None:
-        super().__init__()
-        self.key, self.precision, self.site = key, precision, 0
+    def __init__(self, key: Tensor, precision: str | None, weights: Tensor | None = None, channels_last: bool = False) -> None:
+        super().__init__(weights)
+        self.key, self.precision, self.channels_last, self.site = key, precision, channels_last, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.conv2d and self.precision:
             x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
-            if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
-                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
+            depthwise = groups > 1 and w.shape[1] == 1  # stacked, they are one depthwise convolution, for which PyTorch has kernels
+            if not depthwise and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
+                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision, groups)
                 return y if bias is None else y + bias.view(-1, 1, 1)
+        if func is F.group_norm and self.channels_last:
+            return group_norm(*args, **kwargs)
         if func in DROPOUT:
             return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
-        return func(*args, **kwargs)
+        if func in COMPOSED:
+            with self:
+                return COMPOSED[func](*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            query, key, value, mask, p, *how = attention_call(*args, **kwargs)
+            if self.precision or p > 0:
+                return attention(query, key, value, mask, *how, lambda weights: self._dropout(False, weights, p, True))
+        if func is F.normalize and kwargs.get("out") is not None:  # as spectral_norm calls it
+            return kwargs["out"].copy_(F.normalize(*args, **{**kwargs, "out": None}))
+        if func in recurrent.CELLS:
+            return recurrent.cell(func, *args, **kwargs)
+        if func in recurrent.LAYERS and not is_packed(args):
+            return recurrent.layers(func, lambda x, p, training: self._dropout(False, x, p, training), *args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _dropout(self, whole_channels: bool, x: Tensor, p: float, training: bool) -> Tensor:
         if not training or p == 0.0:
