@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import grad, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
@@ -15,7 +15,10 @@ from mimicfl.engines.stacked import weight_product
 from mimicfl.engines.stacked.batched import convolution
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
 from mimicfl.engines.stacked.batched.normalization import group_norm
+from mimicfl.engines.stacked.batched.rewrite import Stackable
+from mimicfl.engines.stacked.graphs import trace
 from mimicfl.engines.stacked.layout import Layout
+from mimicfl.engines.torch_settings import exact
 from mimicfl.experiments.execute import carry_out
 from tests.engines.engines import needs_gpu, problem, requests_of
 
@@ -88,9 +91,47 @@ SHAPES = [
 ]
 
 
+def test_postponed_weight_gradients_are_given_by_their_factors():
+    """What a kernel computes and applies at once on a GPU: here the product of the factors must be the gradient."""
+    torch.manual_seed(0)
+    model = residual()
+    layout = Layout(model, torch.device("cpu"))
+    names = [name for name, _ in model.named_parameters()]
+    x, w = torch.randn(2, 3, 1, 8, 8), layout.arrange(torch.randn(2, flatten(model).numel()) / 10)
+
+    def loss(params, x):
+        with Stackable(torch.zeros((), dtype=torch.long), "tf32"):
+            return functional_call(model, dict(zip(names, params, strict=True)), x).square().sum()
+
+    def pieces(held, x):
+        gradients, value = vmap(grad_and_value(loss))(layout.windows(held["w"]), x)
+        return layout.pieces(gradients), value
+
+    traced = trace(pieces, {"w": w}, x)
+    truth, value = traced({"w": w}, x)
+    postponed = weight_product.Postponed(traced)
+    found, again = traced({"w": w}, x)
+    assert torch.equal(value, again)
+    products = [each for each in postponed.pieces(found) if not isinstance(each, torch.Tensor)]
+    assert len(products) > 5
+    for ours, true in zip(postponed.pieces(found), truth, strict=True):
+        assert tuple(ours.shape) == tuple(true.shape)
+        if isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, true)
+        else:
+            dense = convolution.conv_weight(ours.x, ours.dy, *ours.how).permute(0, 1, 3, 4, 2).flatten(1)
+            torch.testing.assert_close(dense, true)
+
+
 @pytest.mark.gpu
 @needs_gpu
 class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def full_precision(self):
+        """As in a run: otherwise plain convolutions use TF32."""
+        with exact():
+            yield
+
     @pytest.mark.parametrize("shape", SHAPES)
     @pytest.mark.parametrize(
         ("dtype", "precision", "close"), [("float32", "tf32x3", 1e-6), ("float32", "tf32", 2e-3), ("bfloat16", "tf32", 4e-3)]
