@@ -84,7 +84,8 @@ def batch_norm(
     _update(running_mean, mean.flatten(), momentum)
     _update(running_var, variance.flatten() * (count / (count - 1)), momentum)
     y = y if weight is None else y * _by_channel(weight, x)
-    return (y if bias is None else y + _by_channel(bias, x)).to(x.dtype)
+    y = y if bias is None else y + _by_channel(bias, x)
+    return y.to(x.dtype)  # type: ignore[no-any-return]
 
 
 class Standardize(torch.autograd.Function):

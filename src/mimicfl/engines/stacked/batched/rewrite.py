@@ -52,10 +52,10 @@ class Stackable(Padded):
             return COMPOSED[func](*args, **kwargs)
 
     def _attention(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        query, key, value, mask, p, *how = attention_call(*args, **kwargs)
+        query, key, value, mask, p, *how = attention_call(*args, **kwargs)  # how: causal, scale, grouped
         if not self.precision and p == 0.0:
             return NotImplemented
-        return attention(query, key, value, mask, *how, lambda weights: self._dropout(False, weights, p, True))
+        return attention(query, key, value, mask, lambda weights: self._dropout(False, weights, p, True), *how)  # type: ignore[arg-type]
 
     def _normalize(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         """Replace a call with `out=`, as in spectral_norm."""
