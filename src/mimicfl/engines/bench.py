@@ -1,6 +1,7 @@
 """Benchmark of the engines: check that they agree, then measure the wall time per client-step, with the engines interleaved."""
 
 import copy
+import functools
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,7 +24,9 @@ from ..data.partition import iid
 from ..data.samples import forward, rows
 from ..errors import UsageError, integer, one_of
 from ..problem import find_device
+from ..settings.declare import MOST_LANES
 from .capabilities import TOLERANCE, Unsupported, agree
+from .create import create
 from .interface import TrainRequest
 from .plain import PlainEngine
 from .stacked.lanes import ENOUGH_LANES
@@ -96,20 +99,12 @@ def bench(
 
 def makers(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int) -> dict[str, Callable[[], Any]]:
     """Return a function per fast engine that prepares it for m clients; it raises `Unsupported` if the engine cannot run the model."""
-    from .native.engine import NativeEngine
-    from .stacked.batched.engine import BatchedEngine
-    from .stacked.streams import StreamsEngine
-    from .workers import WorkersEngine
-
-    given = (net, clients, loss)
-    return {
-        "native": lambda: NativeEngine(*given),
-        "workers": lambda: WorkersEngine(*given),
-        "batched": lambda: BatchedEngine(*given, precision, min(m, ENOUGH_LANES)),
-        "compiled": lambda: BatchedEngine(*given, precision, min(m, ENOUGH_LANES), compiled=True),
-        "streams": lambda: StreamsEngine(*given, precision, min(m, StreamsEngine.MOST)),
-        "compiled-streams": lambda: StreamsEngine(*given, precision, min(m, StreamsEngine.MOST), compiled=True),
+    lanes, streams = min(m, ENOUGH_LANES), min(m, MOST_LANES["streams"])
+    labels = {
+        **{"native": "native", "workers": "workers", "batched": f"batched:{lanes}", "compiled": f"batched:{lanes}:compiled"},
+        **{"streams": f"streams:{streams}", "compiled-streams": f"streams:{streams}:compiled"},
     }
+    return {name: functools.partial(create, label, net, clients, loss, precision) for name, label in labels.items()}
 
 
 def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int, only: list[str]) -> tuple[list[Any], list[str]]:
