@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from .compression import Compression
-from .names import natural_key
 from .wire import MIMICFL, SENT, UPDATE, ArraySpec, Layout, Refused, checked, numbers, read_config
 
 LONGEST_ID = 100  # characters of a client id
@@ -215,7 +214,3 @@ def reported_id(content: RecordDict) -> str | None:
 def printable(text: str, limit: int = 200) -> str:
     """Text of a client for the log and the rows: one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:limit]
-
-
-def by_id(clients: Mapping[str, Any]) -> list[str]:
-    return sorted(clients, key=natural_key)
