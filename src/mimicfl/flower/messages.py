@@ -4,14 +4,17 @@ A reply is matched by the id of the message it answers, not by its sender: the S
 node under its own id. A node with a message in flight is busy and gets no second one, so clients never work on outdated rounds.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from .clock import clock_of
 from .replies import printable
+from .wire import size
 
 # Flower's error codes, in words.
 REASONS = {
@@ -24,6 +27,7 @@ REASONS = {
     7: "its app bundle is invalid",
     8: "its app crashed",
 }
+KEPT = 1 << 26  # bytes
 RESTARTED = "it restarted during the round"
 
 
@@ -61,18 +65,19 @@ class Messages:
                 rejected.append(sent)
         return rejected
 
-    def collect(self) -> list[tuple[SentMessage, Message]]:
-        """All replies since the last call, error replies included, each with the message it answers."""
+    def collect(self) -> Iterator[tuple[SentMessage, Message]]:
+        """All replies since the last call, error replies included, each with the message it answers.
+
+        One after the other, so that a reply can be released before the next one is received.
+        """
         if not self.in_flight and not self.doubted:
-            return []
-        replies = []
+            return
         for reply in self.grid.pull_messages([*self.in_flight, *self.doubted]):
             key = reply.metadata.reply_to_message_id
             if (sent := self.in_flight.pop(key, None)) is not None:
-                replies.append((sent, reply))
+                yield sent, reply
             elif (sent := self.doubted.pop(key, None)) is not None and not reply.has_error():
                 self.alive.append(sent)
-        return replies
 
     @property
     def busy(self) -> set[int]:
@@ -85,6 +90,24 @@ class Messages:
         for message_id in dropped:
             self.doubted[message_id] = self.in_flight.pop(message_id)
         return list(dropped.values())
+
+
+class Recent:
+    """The arrays of the last replies, up to `KEPT` bytes.
+
+    malloc returns memory to the system in heaps of 64 MiB once they are empty. If each reply were released at once, that would happen
+    again and again, and the page faults would cost more CPU time than reading the replies.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[tuple[int, ArrayRecord]] = deque()
+        self.bytes = 0
+
+    def add(self, record: ArrayRecord) -> None:
+        self.records.append((size(record), record))
+        self.bytes += self.records[-1][0]
+        while self.bytes > KEPT:
+            self.bytes -= self.records.popleft()[0]
 
 
 def reason(reply: Message) -> str:
