@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from .clock import clock_of
+from .pull import UNREADABLE, Inbox
 from .replies import printable
 from .wire import size
 
@@ -26,6 +27,7 @@ REASONS = {
     6: "a mod of its app refused the message",
     7: "its app bundle is invalid",
     8: "its app crashed",
+    UNREADABLE: "its reply cannot be read",
 }
 KEPT = 1 << 26  # bytes
 RESTARTED = "it restarted during the round"
@@ -46,7 +48,7 @@ class Messages:
     """Sends messages through a grid and collects the replies."""
 
     def __init__(self, grid: Grid, poll: float | None = None) -> None:
-        self.grid, self.clock = grid, clock_of(grid, poll)
+        self.grid, self.clock, self.inbox = grid, clock_of(grid, poll), Inbox(grid)
         self.in_flight: dict[str, SentMessage] = {}  # message id -> message
         self.doubted: dict[str, SentMessage] = {}  # to nodes that are believed to be dead, since another one has their client's id
         self.alive: list[SentMessage] = []  # doubted messages that were answered after all
@@ -72,7 +74,7 @@ class Messages:
         """
         if not self.in_flight and not self.doubted:
             return
-        for reply in self.grid.pull_messages([*self.in_flight, *self.doubted]):
+        for reply in self.inbox.pull([*self.in_flight, *self.doubted]):
             key = reply.metadata.reply_to_message_id
             if (sent := self.in_flight.pop(key, None)) is not None:
                 yield sent, reply
@@ -114,4 +116,4 @@ def reason(reply: Message) -> str:
     """Describe the error of an error reply."""
     text = printable(reply.error.reason or "")
     description = REASONS.get(reply.error.code, f"error {reply.error.code}")
-    return f"{description}: {text}" if text and reply.error.code in (0, 1, 2, 6, 8) else description
+    return f"{description}: {text}" if text and reply.error.code in (0, 1, 2, 6, 8, UNREADABLE) else description

@@ -16,6 +16,7 @@ from .replies import reported_id
 from .wire import MIMICFL
 
 ALIVE = 20.0  # seconds in which a node must answer when another one reports the id of its client
+PAUSE = 120.0  # seconds until a node that has answered is asked again, so that false reports cannot hold up a round for long
 UNAVAILABLE = (3, 4, 5)  # error codes without a reply from the node: the message or reply expired, or the node is offline
 log = logging.getLogger("flwr")
 
@@ -36,6 +37,7 @@ class Roster:
         self.refreshed_at = float("-inf")
         self.claims: dict[int, str] = {}  # node -> the id that it reports, while another node that is online has that id
         self.probed: dict[int, float] = {}  # node -> until when it must answer, since another one reports the id of its client
+        self.vouched: dict[int, float] = {}  # node -> when it last answered such a question
         self.dropped: list[SentMessage] = []  # to previous nodes of clients, until `take_dropped`
         self._events = itertools.count(1)
         self.joined: dict[str, int] = {}  # client -> number of the event of its registration
@@ -77,9 +79,10 @@ class Roster:
             "node %s reports the id of client %s, which is connected as node %s: ignored while that is online", node, client, current
         )
         self.claims[node] = client
-        if current not in self.probed:
+        now = self.messages.clock.now()
+        if current not in self.probed and now >= self.vouched.get(current, float("-inf")) + PAUSE:
             self._query({current: client})
-            self.probed |= {current: self.messages.clock.now() + ALIVE} if current in self.messages.busy else {}
+            self.probed |= {current: now + ALIVE} if current in self.messages.busy else {}
 
     def _silent(self, node: int | None) -> bool:
         """Whether a node was asked if it is alive and has not answered in time."""
@@ -90,8 +93,9 @@ class Roster:
         self.probed.pop(sent.node, None)
         if reply.has_error() and reply.error.code in UNAVAILABLE:
             return  # the node went offline; if it is back online, `refresh` queries it again
-        if sent.client:
-            return  # it is alive
+        if sent.client:  # it is alive
+            self.vouched[sent.node] = self.messages.clock.now()
+            return
         client = None if reply.has_error() else reported_id(reply.content)
         if client is None:
             why = reason(reply) if reply.has_error() else "its reply has no usable client-id"

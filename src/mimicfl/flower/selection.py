@@ -14,6 +14,7 @@ from .names import natural_key
 from .roster import unnamed
 
 log = logging.getLogger("flwr")
+LONGEST_QUERY = 120.0  # seconds that the first round waits for the id of a node if enough others are idle
 LOG_INTERVAL = 15.0  # seconds between two log lines while waiting for clients
 
 
@@ -56,7 +57,7 @@ def _wait(loop: Rounds, t: int) -> dict[str, int]:
         # The first round waits until all nodes that are online are identified; later rounds do not wait for new nodes, unless one of
         # them reports the id of a client.
         identifying = t == loop.first and any(sent.kind == "hello" for sent in loop.messages.in_flight.values())
-        identified_by = began + loop.timeout if identifying else now
+        identified_by = began + min(loop.timeout, LONGEST_QUERY) if identifying else now
         if len(idle) + len(loop.round.updates) >= need and online >= connected and now >= identified_by and not roster.probed:
             return idle
         if now >= give_up:
