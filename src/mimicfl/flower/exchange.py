@@ -96,8 +96,7 @@ class Exchange:
         self.roster.refresh()
         requested, hellos = [], []
         for sent, reply in self.messages.collect():
-            if not reply.has_error() and sent.client:
-                self.roster.note_reply(sent.client)
+            self.roster.note_reply(sent, reply)
             if sent.kind == "hello":
                 hellos.append((sent, reply))
             elif sent.kind == "train" and self.round.closed:

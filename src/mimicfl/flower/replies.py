@@ -188,7 +188,13 @@ def same_metrics(contents: list[RecordDict], weight_key: str) -> list[RecordDict
     found = [(signature(content), content) for content in contents]
     usual = [each for each, _ in found if each is not None]
     common = max(usual, key=lambda each: (usual.count(each), len(each)), default=None)
-    return [content for each, content in found if each is not None and each == common]
+    alike = [content for each, content in found if each is not None and each == common]
+    return [content for content in alike if _finite(content)] or alike  # one nan would be the average of all
+
+
+def _finite(content: RecordDict) -> bool:
+    values = [value for record in records_of(content, MetricRecord).values() for value in record.values()]
+    return all(math.isfinite(number) for value in values for number in (value if isinstance(value, list) else [value]))
 
 
 def _is_weight(value: Any) -> bool:

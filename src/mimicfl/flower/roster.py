@@ -17,7 +17,8 @@ from .wire import MIMICFL
 
 ALIVE = 20.0  # seconds in which a node must answer when another one reports the id of its client
 PAUSE = 120.0  # seconds until a node that has answered is asked again, so that false reports cannot hold up a round for long
-UNAVAILABLE = (3, 4, 5)  # error codes without a reply from the node: the message or reply expired, or the node is offline
+OFFLINE = 5  # the error code of a message to a node that is offline
+UNAVAILABLE = (3, 4, OFFLINE)  # error codes without a reply from the node: the message or reply expired, or the node is offline
 log = logging.getLogger("flwr")
 
 
@@ -137,8 +138,13 @@ class Roster:
         self.node_of.pop(f"node-{node}", None)
         self.register(node, client)
 
-    def note_reply(self, client: str) -> None:
-        self.heard[client] = next(self._events)
+    def note_reply(self, sent: SentMessage, reply: Message) -> None:
+        """Remember who was heard from last, and whose node is offline: the list of nodes may be a second old."""
+        if not reply.has_error():
+            self.heard[sent.client] = next(self._events)
+        elif reply.error.code == OFFLINE:
+            self.online.discard(sent.node)
+            self.refreshed_at = float("-inf")
 
     def gone(self, client: str) -> bool:
         """Whether a client is known by its node id only and that node is no longer online."""
