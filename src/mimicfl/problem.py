@@ -1,4 +1,4 @@
-"""`Problem`: what is trained, and on what: model, data, split, loss and local training. It does not change during a run."""
+"""`Problem`: model, data, split, loss and local training. It does not change during a run."""
 
 import warnings
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ MOST_OUTPUTS = 2**24  # numbers that an evaluation holds at a time
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked when it is made: the model takes the samples, its outputs fit the targets, and the loss is finite."""
+    """Checked when it is created: the model accepts the samples, its outputs match the targets, and the loss is finite."""
 
     template: nn.Module  # with the initial weights
     data: Data
@@ -65,7 +65,7 @@ class Problem:
         metrics: Any = None,
         test_split: Any = None,
     ) -> "Problem":
-        """The problem made of what a user gave."""
+        """The problem from the user's objects."""
         for value, kind, name in ((model, nn.Module, "model"), (data, Data, "data"), (local, LocalSGD, "local")):
             if not isinstance(value, kind):
                 raise UsageError(f"{name} must be a {kind.__module__.split('.')[0]} {kind.__name__}, got {value!r}")
@@ -73,7 +73,7 @@ class Problem:
         where = find_device(device)
         check("precision", precision)
         if precision != "fp32" and where.type != "cuda":
-            raise UsageError(f"precision {precision} is for GPUs, and this run is on the {where}: use device cuda, or precision fp32")
+            raise UsageError(f"precision {precision} needs a GPU, but this run is on the {where}: use device cuda, or precision fp32")
         work, criterion = Workspace(model, where), criterion_of(data, loss, task, metrics)
         parts, dtype = as_split(split, data.num_train), work.w.dtype
         check_local(local, work)
@@ -145,7 +145,7 @@ class Problem:
         return np.array(found)
 
     def client_accuracy(self, w: Tensor, buffers: dict[str, Tensor]) -> list[float | None]:
-        """A model's accuracy on each client's own training samples; None for a client without targets that count."""
+        """A model's accuracy on each client's own training samples; None for a client whose targets are all ignored."""
         metric = self.loss.client_metric if isinstance(self.loss, LearningTask) else Accuracy()
         if metric is None or metric.name != "accuracy":
             return []
@@ -190,14 +190,14 @@ def find_device(name: str) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {shown(name)} is unknown; use cpu, cuda, cuda:0 or auto")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' was asked for, but torch finds no GPU here: use device='cpu'")
+        raise UsageError("device 'cuda' is not available: torch finds no GPU; use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {name!r} was asked for, this machine has {torch.cuda.device_count()} GPU(s), counted from 0")
     return device
 
 
 def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Tensor:
-    """Does the model take these samples, do its outputs fit the classes, and does the loss fit both? Returns the outputs of two."""
+    """Check that the model accepts the samples, its outputs match the classes, and the loss accepts both; return two samples' outputs."""
     chosen = probe_rows(test.y, loss)
     x, y = data.inputs(rows(test.x, chosen), test.dtype), rows(test.y, chosen)
     samples = count(x)
@@ -206,11 +206,11 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
         output = forward(module, x)
     except Exception as error:
         shape = f"samples of shape {shapes(x)}" if isinstance(x, Tensor) else f"inputs ({shapes(x)})"
-        raise UsageError(f"the model cannot take {shape}: {first_line(error)}") from error
+        raise UsageError(f"the model does not accept {shape}: {first_line(error)}") from error
     module.train()
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != samples:
         got = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"the model must give one tensor with a row for every sample, got {got} for {samples} samples")
+        raise UsageError(f"the model must return one tensor with one row per sample, got {got} for {samples} samples")
     if isinstance(loss, LearningTask):
         loss.check(output, y, data)
         loss.check_metrics(output.detach(), y)
@@ -222,7 +222,7 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
 
 
 def probe_rows(y: Samples, loss: Loss) -> Tensor:
-    """Two test samples to try the model with. They have targets that count, if any do: without one, a mean over targets is not a number."""
+    """Two test samples to try the model on, with targets that are not ignored if possible: otherwise a mean over targets is nan."""
     if isinstance(y, Tensor) and not y.is_floating_point():
         held = counted(y, loss).reshape(len(y), -1).any(dim=1).nonzero()[:2, 0]
         if len(held):
@@ -245,7 +245,7 @@ def warn_about_batch_norm(module: nn.Module) -> None:
 
 
 def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
-    """Do the outputs fit the classes?"""
+    """Check that the outputs match the classes."""
     if isinstance(y, Tensor):
         check_outputs(output, y, loss)
     outputs = output.shape[1] if output.ndim > 1 else 1
@@ -257,15 +257,15 @@ def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
     classes = classes_without(ignored_by(loss), data.y_train, data.y_test)
     one_for_two = outputs == 1 and classes <= 2 and loss is not cross_entropy
     if classes > outputs and not one_for_two:
-        raise UsageError(f"the model has {outputs} outputs, the data has {classes} classes: give its last layer {classes}")
+        raise UsageError(f"the model has {outputs} outputs but the data has {classes} classes: change its last layer to {classes} outputs")
 
 
 def check_loss(output: Tensor, y: Samples, loss: Loss) -> None:
-    """Does the loss fit outputs and targets, and is it finite?"""
+    """Check that the loss accepts outputs and targets, and that it is finite."""
     try:
         value = loss(output, y)
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"it gives a tensor of shape {tuple(value.shape)}, but must give one number: the mean over the batch")
+            raise ValueError(f"it returns a tensor of shape {tuple(value.shape)}, but must return one number: the mean over the batch")
         value.backward()
     except Exception as error:
         targets = f"targets of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"targets ({shapes(y)})"
@@ -291,12 +291,12 @@ def check_broadcasting(output: Tensor, y: Samples, loss: Loss, value: Tensor) ->
 
 
 def check_inputs(module: nn.Module, x: Samples) -> None:
-    """Does the model take a batch as the data's transform returns it?"""
+    """Check that the model accepts a batch as the data's transform returns it."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if isinstance(x, Tensor) and x.is_cuda else []):
             forward(module.eval(), x)
     except Exception as error:
-        raise UsageError(f"the model cannot take a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
+        raise UsageError(f"the model does not accept a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
     module.train()
 
 

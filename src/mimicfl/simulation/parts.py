@@ -21,7 +21,7 @@ class RunParts(Protocol):
     recorder: Recorder
     pattern: Any  # of availability
     available: np.ndarray  # bool [rounds, N]
-    stages: Stages | None  # of a round; None if all available clients are active and there is no clock
+    stages: Stages | None  # stages of a round; None if all available clients are active and there is no clock
     buffered: tuple[Any, ...]  # how an asynchronous run steps; empty in a synchronous one
     distributions: Any  # of the clients' speed and bandwidth
     participation: Participation

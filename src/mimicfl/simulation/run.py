@@ -158,7 +158,7 @@ class Run:
                 value.budget = budget
 
     def open(self, path: str | Path) -> None:
-        """Begin in this folder, or resume where the same run stopped."""
+        """Start in this folder, or resume where the same run stopped."""
         path = as_folder(path)
         for value in vars(self.server.state).values():
             if isinstance(value, ClientMemory):
@@ -240,7 +240,7 @@ class Run:
         if self.problem.optimum is not None:
             row["distance"] = float((self.server.w - self.problem.optimum).norm())
             if not np.isfinite(row["distance"]):
-                raise Diverged(f"the model is too large for its number format in round {self.t}")
+                raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
         if self.callbacks.measure(row, self._round_info):

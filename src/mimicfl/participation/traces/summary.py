@@ -9,7 +9,7 @@ from .intervals import DAY, Trace
 def by_hour(trace: Trace, bins: int = 24) -> np.ndarray:
     """The share of devices that are available in each hour of the day, [bins]."""
     seconds, step = np.zeros(bins), DAY / bins
-    for b in range(bins):  # the time of every interval in this part of any day: a difference of two staircases
+    for b in range(bins):  # the time of every interval in this part of any day: a difference of two step functions
         low, high = b * step, (b + 1) * step
         inside = [np.floor(t / DAY) * step + np.clip(t % DAY - low, 0, high - low) for t in (trace.start, trace.end)]
         seconds[b] = np.sum((inside[1] - inside[0]) / trace.period[trace.device])

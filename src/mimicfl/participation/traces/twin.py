@@ -2,7 +2,7 @@
 
 Of each device the twin keeps for how long it is available in total, how many intervals it has, and the distributions of their lengths and
 of the gaps between them. Of the whole trace it keeps the share of devices that are available in each hour of the day. All times are drawn
-anew: lengths and gaps are blurred and put in random order. Devices are renamed and shuffled.
+again: lengths and gaps are perturbed and put in random order. Devices are renamed and shuffled.
 """
 
 import numpy as np
@@ -106,7 +106,7 @@ class _Devices:
 
 
 class _Clock:
-    """A clock that runs at another rate in every hour of the day, and makes a day in a day."""
+    """A clock whose rate differs in every hour of the day, and averages one over a day."""
 
     def __init__(self, rate: np.ndarray) -> None:
         self.reading = np.concatenate([[0.0], np.cumsum(rate)]) * DAY / rate.sum()
