@@ -245,7 +245,7 @@ def test_an_interrupt_prints_one_line_that_names_the_folder():
 def test_an_interrupt_during_import_prints_no_traceback(tmp_path):
     """The program that pyproject.toml declares, with a PyTorch that takes forever to import."""
     module, name = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["mimicfl"].split(":")
-    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(3600)")
+    (tmp_path / "torch.py").write_text("import time\nprint('importing', flush=True)\nwhile True: time.sleep(0.01)")
     process = subprocess.Popen(
         [sys.executable, "-c", f"import sys; from {module} import {name}; sys.exit({name}())", "data", "list"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT / 'src'}"},
