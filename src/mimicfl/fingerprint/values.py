@@ -154,7 +154,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 USUAL_OF_CLASSES = ("__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "__slots__")
 USUAL_OF_GENERICS = ("__parameters__", "__orig_bases__")
 USUAL_OF_DATACLASSES = ("__dataclass_fields__", "__dataclass_params__", "__match_args__", "__replace__")
-USUAL_OF_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")  # all but the first since Python 3.14
+USUAL_OF_ANNOTATIONS = ("__annotations__", "__annotations_cache__", "__annotate__", "__annotate_func__")  # Python 3.14 adds three
 
 
 def _counts(key: str, value: object) -> bool:
