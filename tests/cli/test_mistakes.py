@@ -96,6 +96,7 @@ def test_mistakes_give_one_line_and_exit_code_2(capsys, words, answer):
         ("algorithm = 3", "algorithm must be a string"),
         ("[run]\nrounds = 3", "there is no setting 'run'"),
         ("rounds = = 3", "not valid TOML"),
+        ("rounds = 3\n[grid]\nseed = 2", "use mimicfl sweep"),
     ],
 )
 def test_mistakes_in_toml(capsys, content, answer):

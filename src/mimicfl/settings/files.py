@@ -34,6 +34,8 @@ def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experime
     clean = {}
     for key, value in settings.items():
         name = key.replace("-", "_")
+        if name == "grid" and isinstance(value, dict):
+            raise UsageError(f"{where} has a [grid], which describes many runs: use mimicfl sweep, or remove the [grid]")
         if name not in SETTINGS:
             raise UsageError(f"{where}: there is no setting {key!r}; {nearest(name, SETTINGS)}")
         clean[name] = value
