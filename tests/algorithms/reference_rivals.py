@@ -24,6 +24,10 @@ class Federation:
         taken, held = local_train(start, x, y, batches(t), self.eta_L(t), drift, 0.0, self.decay, self.momentum)
         return (sum(taken) if self.update == "sum" else sum(taken) / held), sum(taken) / held
 
+    def held(self, i, t):
+        """How many gradients the directions of client i hold: the number of its steps, more with momentum."""
+        return local_train(np.zeros(self.d), *self.problem[i][:2], self.problem[i][2](t), 0.0, momentum=self.momentum)[1]
+
     def among(self, active):
         return {i: self.share[i] / sum(self.share[j] for j in active) for i in active}
 
@@ -118,6 +122,32 @@ def fedgain(f, gain, follow="direction"):
         for i in active:
             y[i], u[i], k[i] = g[i], v, gain
         w = w - f.eta(t) * v
+    return w
+
+
+def fedsteer(f, gain, follow="direction"):
+    """FedGain in units of one step, whose local steps are shifted by the last direction minus the guess for the client."""
+    w, v = np.zeros(f.d), np.zeros(f.d)
+    y, u, k = np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
+    for t, active in f.rounds():
+        if not active:
+            continue
+        if follow == "innovations":
+            v = f.share @ y
+        guess = y + k[:, None] * (v - u) if follow == "direction" else y
+        sent = {i: f.train(i, t, w, v - guess[i]) for i in active}
+        p = {i: sent[i][1] - (v - guess[i]) for i in active}  # the shift taken back out
+        absent = [j for j in range(f.n) if j not in active]
+        known = sum(f.share[i] * p[i] for i in active) + sum((f.share[j] * y[j] for j in absent), np.zeros(f.d))
+        among = f.among(active)
+        if follow == "direction":
+            left = 1 - sum(f.share[j] * k[j] for j in absent)
+            v = (known - sum((f.share[j] * k[j] * u[j] for j in absent), np.zeros(f.d))) / left
+        else:
+            v = known + gain * sum(f.share[j] for j in absent) * sum(among[i] * (p[i] - y[i]) for i in active)
+        for i in active:
+            y[i], u[i], k[i] = p[i], v, gain
+        w = w - f.eta(t) * v * (1 if f.update == "mean" else sum(among[i] * f.held(i, t) for i in active))
     return w
 
 
