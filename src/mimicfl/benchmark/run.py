@@ -1,4 +1,4 @@
-"""Run the missing experiments of a part in batches, and record each batch. SIGKILL loses at most the batch that is under way."""
+"""Run the missing experiments of a part in batches, and record each batch. SIGKILL loses at most the batch in progress."""
 
 import dataclasses
 import shutil
@@ -38,9 +38,9 @@ def run_part(
     progress: Progress | None = None,
     callbacks: Callbacks = (),
 ) -> bool:
-    """Run what is missing of these cells until they are complete (True) or the time is over (False).
+    """Run what is missing of these cells until they are complete (True) or the time is up (False).
 
-    `callbacks` must only watch, as trackers do: a result of the benchmark does not depend on them.
+    `callbacks` must only observe, as trackers do: a result of the benchmark does not depend on them.
     """
     watching = _watching(callbacks)
     plan_hash = register(records, part, amend)
@@ -123,7 +123,7 @@ def _result(e: Experiment, part: Part, out: Path, failure: str | None) -> Result
 
 
 def _clean(out: Path, names: Sequence[str]) -> None:
-    """Remove the folders of recorded runs: thousands of small runs would fill a disk. Those that a tracker still misses are kept."""
+    """Remove the folders of recorded runs: thousands of small runs would fill a disk. Those that a tracker has not received are kept."""
     for name in names:
         if not unsent(out / name):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -133,6 +133,6 @@ def _watching(callbacks: Callbacks) -> Callbacks:
     given = callback_set(None, callbacks)
     if given.of_result:
         raise UsageError(
-            f"callbacks of the benchmark must only watch, as trackers do, got {shown(given.of_result[0])}, which can change results"
+            f"callbacks of the benchmark must only observe, as trackers do, got {shown(given.of_result[0])}, which can change results"
         )
     return given.given

@@ -1,6 +1,6 @@
 """Checks what clients send, before anything of it is stored: updates, metrics, control records, client ids.
 
-A reply may hold anything. Whatever is wrong with it raises `Refused`, so that it costs its sender the round and nothing else.
+A reply may hold anything. Whatever is wrong with it raises `Refused`, so that only its sender misses the round.
 """
 
 import math
@@ -129,7 +129,7 @@ def _from_weights(arrays: ArrayRecord, layout: Layout, w: Tensor, eta_L: float, 
 
 
 def _check_variances(buffers: Mapping[str, Tensor]) -> None:
-    """Running variances below zero, and counters below zero, would stay in the model for ever."""
+    """Running variances below zero, and counters below zero, would stay in the model forever."""
     for name, value in buffers.items():
         if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
             raise Refused(f"array {name!r} holds negative values")

@@ -80,7 +80,7 @@ class Run:
         return self.problem.client_losses(self.server.w, self.server.buffers, clients)
 
     def open(self, path: str | Path) -> None:
-        """Begin in this folder, or resume where the same run stopped."""
+        """Start in this folder, or resume where the same run stopped."""
         path = as_folder(path)
         self.server.limit_memory(folder=path)
         self.recorder.folder = RunFolder.claim(path, self.config)
@@ -143,7 +143,7 @@ class Run:
         if self.problem.optimum is not None:
             row["distance"] = float((self.server.w - self.problem.optimum).norm())
             if not np.isfinite(row["distance"]):
-                raise Diverged(f"the model is too large for its number format in round {self.t}")
+                raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
         if self.callbacks.measure(row, self._round_info):
