@@ -44,7 +44,7 @@ def test_memory_reaches_the_optimum(quadratic, algorithm):
     [
         ("fedsteer", True),
         ("fedsteer:gain=0", True),
-        ("fedsteer:gain=0.3,follow=innovations", True),
+        ("fedsteer:gain=0.6,follow=direction", True),
         ("scaffold", True),
         ("fedgain", False),
         ("mimic", False),
