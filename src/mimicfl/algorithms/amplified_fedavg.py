@@ -47,6 +47,7 @@ class AmplifiedFedAvg(Amplified, Algorithm[AmplifiedState]):
     title = "amplified FedAvg"
     color = "#ddcc77"
     has_direction = False
+    mean_suffices = True
 
     def init(self, w: Tensor, num_clients: int) -> AmplifiedState:
         return AmplifiedState(w, w.clone(), torch.zeros((), dtype=torch.int64, device=w.device))

@@ -76,6 +76,8 @@ class Algorithm(Generic[S]):
     sends_g                False: it uses only what `Task.send` asks for, and clients need not send g
     has_direction          it moves the model by w - eta v; False: it places the model otherwise, and no server optimizer can follow
     needs_steps            it uses K, the number of local steps, so every client must report it
+    mean_suffices          `aggregate` uses g only in `step.mean(g)`, so that machines that train clients may send the mean over their
+                           clients instead of a row per client. Not inherited: a subclass may use more
     conserved              the per-client memory whose sum over all clients must not change, or ""
     needs_participation_rates  it uses `Step.participation_rates`, known or estimated
     paper_rank             its place in the tables of the MimiC paper, from 1; 0 if it is not there
@@ -92,6 +94,7 @@ class Algorithm(Generic[S]):
     downloads: ClassVar[int] = 1
     needs_population: ClassVar[bool] = True
     needs_steps: ClassVar[bool] = False
+    mean_suffices: ClassVar[bool] = False
     conserved: ClassVar[str] = ""
     has_direction: ClassVar[bool] = True
     needs_participation_rates: ClassVar[bool] = False

@@ -18,6 +18,7 @@ class FedProx(FedAvg):
     color = "#56b4e9"
     dashed = True  # with a small mu it follows FedAvg so closely that a solid line would hide it
     needs_population = False
+    mean_suffices = True
     paper_rank = 2
 
     def __post_init__(self) -> None:

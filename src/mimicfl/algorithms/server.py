@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Diverged, UsageError
-from .base import Algorithm, Step, Task, checked_task, pack, trait, unpack
+from .base import Algorithm, Step, Task, checked_task, declared, pack, trait, unpack
 from .client_memory import ClientMemory
 from .server_optimizers import Moments, ServerOptimizer
 
@@ -45,11 +45,16 @@ class Request:
     eta: float  # eta_t, which only the server uses
     staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
     starts: Sequence[Start] | None = field(default=None, kw_only=True)  # [m] of clients with different starts; None: all have w
+    mean_suffices: bool = field(default=False, kw_only=True)  # the server needs only the mean of g over the clients, weighted by share
 
 
 @dataclass(frozen=True)
 class ClientUpdates:
-    """What the active clients send back; rows follow `Request.active`."""
+    """What the active clients send back; rows follow `Request.active`.
+
+    Where `Request.mean_suffices`, an engine may put the clients into groups and return the means over the groups, weighted by the
+    clients' shares: g and the buffers then have one row per group, and `group` says which row is whose.
+    """
 
     g: Tensor  # [m, d] sum of the local steps, in gradient units
     K: Tensor  # [m] local steps taken
@@ -57,6 +62,7 @@ class ClientUpdates:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
     sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Task.send` asked for
     finite: bool = False  # g is known to be finite, and need not be checked
+    group: Tensor | None = None  # [m] the row of g that holds the mean over a client's group; None: g has a row per client
 
     @classmethod
     def cat(cls, parts: "Sequence[ClientUpdates]") -> "ClientUpdates":
@@ -69,6 +75,10 @@ class ClientUpdates:
             for field in ("buffers", "sent")
         )
         return cls(g, K, loss, buffers, sent)
+
+    def summed(self, weights: Tensor) -> Tensor:
+        """The clients' weights [m] as weights of the rows of g."""
+        return weights if self.group is None else weights.new_zeros(len(self.g)).index_add(0, self.group, weights)
 
 
 class Server:
@@ -118,7 +128,8 @@ class Server:
         if task.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
             raise UsageError(f"{type(self.algorithm).__name__}.task: send must be the same in every round, got {self.send} and {task.send}")
         eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
-        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta)
+        enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not task.send
+        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta, mean_suffices=enough)
 
     def apply(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
         """Aggregate the clients' updates and advance the global model by one round; returns what `aggregate` was given.
@@ -127,7 +138,8 @@ class Server:
         """
         good = torch.isfinite(updates.loss)
         for rows in (*([] if updates.finite else [updates.g]), *updates.sent.values()):
-            good &= torch.isfinite(rows).all(dim=1)
+            finite = torch.isfinite(rows).all(dim=1)
+            good &= finite if updates.group is None else finite[updates.group]
         if not bool(good.all()):
             client = int(request.active[int((~good).nonzero()[0])])
             where = f"in round {request.t} at client {client} (local rate {request.eta_L:g})"
@@ -136,7 +148,8 @@ class Server:
         K = self.steps_to_K(updates.K)
         g = updates.g if self.update == "sum" else updates.g / K[:, None].to(updates.g.dtype)
         forced = self.warm_start and request.t == 0
-        values = (request.t, request.eta, request.eta_L, K, weights, request.share, self.update, updates.sent, forced)
+        weights, share = updates.summed(weights), updates.summed(request.share)
+        values = (request.t, request.eta, request.eta_L, K, weights, share, self.update, updates.sent, forced)
         stale = None if request.staleness is None else torch.from_numpy(request.staleness).to(self.w.device)
         step = Step(*values, participation_rates=self._participation_rates(request.active, forced), staleness=stale)
         w = self.w if self.optimizer is None else self.w.clone()  # a custom `aggregate` may change state.w in place

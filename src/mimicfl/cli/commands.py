@@ -32,6 +32,10 @@ class Command(Parser):
             "--dry-run", action="store_true", help="only print what would run, and estimate how long it takes and how much memory it needs"
         )
 
+    def add_ray(self, what: str = "train the clients on a Ray cluster") -> None:
+        text = f"{what}: its address, 'auto', or 'local' for workers on this machine"
+        self.add_argument("--ray", default="", help=text, metavar="ADDRESS")
+
     def add_track(self) -> None:
         self.add_argument(
             "--track",

@@ -17,10 +17,12 @@ def add_training(commands: Commands) -> None:
         "train one algorithm",
         "mimicfl run --dataset digits --algorithm mimic --availability time-varying:0.3 --rounds 60 --seed 3 --out runs/first",
         "mimicfl run experiment.toml --rounds 50",
+        "mimicfl run experiment.toml --ray auto",
     )
     p.add_argument("file", nargs="?", help="settings in TOML; command-line options override them", metavar="FILE.toml")
     p.add_argument("--out", help="run folder (default runs/ALGORITHM-DATASET-...); an interrupted run in it resumes", metavar="DIR")
     p.add_dry_run()
+    p.add_ray()
     p.add_track()
     add_settings(p)
     p.set_defaults(call=train.run)
@@ -36,6 +38,7 @@ def add_training(commands: Commands) -> None:
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-DATASET-...)", metavar="DIR")
     p.add_dry_run()
+    p.add_ray()
     p.add_track()
     add_settings(p, without=("algorithm", "seed"))
     p.set_defaults(call=train.compare)
@@ -51,11 +54,7 @@ def add_training(commands: Commands) -> None:
     p.add_argument("--algorithms", nargs="+", help="algorithms by name, instead of those in the file", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7), instead of those in the file", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the reports (default runs/FILE)", metavar="DIR")
-    p.add_argument(
-        "--ray",
-        help="distribute the runs over a Ray cluster: its address, 'auto', or 'local' for workers on this machine",
-        metavar="ADDRESS",
-    )
+    p.add_ray("distribute the runs over a Ray cluster")
     p.add_dry_run()
     p.add_track()
     add_settings(p)
@@ -68,6 +67,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl resume runs/custom --plugin mine.py          (a custom algorithm whose file has moved)",
     )
     p.add_argument("run", help="run folder, or a folder of runs", metavar="RUN")
+    p.add_ray()
     p.add_track()
     add_settings(p, only=("plugins",))
     p.set_defaults(call=train.resume)

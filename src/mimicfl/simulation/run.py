@@ -186,6 +186,8 @@ class Run:
         request = self.server.request(self.t, self.round.active)
         if self.versions is not None and self.round.versions is not None:
             request = self.versions.applied_to(request, self.round.versions)
+        if self.diagnostics is not None:  # they compare the clients' own updates
+            request = dataclasses.replace(request, mean_suffices=False)
         return TrainRequest.of(request, self.problem, self.seed)
 
     def example_request(self) -> TrainRequest:

@@ -51,6 +51,7 @@ def simulate(
     seed: int = 0,
     device: str = "cpu",
     engine: str = "auto",
+    ray: str = "",
     precision: str = "fp32",
     state_budget: str = "auto",
     eval_every: int = 1,
@@ -91,6 +92,8 @@ def simulate(
     engine            "auto" measures and takes the fastest; "plain" trains one client after another in PyTorch; "native" (compiled) and
                       "workers" (one process per core) are for CPUs, "batched" (clients stacked) and "streams" (one CUDA stream per
                       client) for GPUs
+    ray               the address of a Ray cluster whose workers train the clients with that engine: "auto", "local" for the cores of this
+                      machine, or as in `ray.init`; "" for none
     precision         of products on a GPU: "fp32", "tf32" or "bf16"
     state_budget      GiB for per-client state, "auto", "4" or "4,16" (on the device, in host memory); the rest goes to a file
     eval_every        rounds between evaluations; the last round is always evaluated
@@ -131,7 +134,7 @@ def simulate(
     run.callbacks = called
     run.config = config or described(run, length | {"global_lr": global_lr})
     on_row = None if progress is None else lambda run, row: progress(row, run.rounds)
-    [found] = train([run], [out], engine, notice, on_row)
+    [found] = train([run], [out], engine, notice, on_row, ray=ray)
     if isinstance(found, Diverged):
         raise found
     assert found is not None  # without a deadline every run ends
