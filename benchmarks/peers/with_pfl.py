@@ -1,8 +1,12 @@
 """pfl-research with two processes (torchrun) and one thread per process, its fastest mode on two cores."""
 
 import itertools
+import os
+import shutil
 import tempfile
 from pathlib import Path
+
+os.environ["TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"] = "1"  # pfl 0.6 reads its clients' states with an older default of torch.load
 
 import torch
 import workload
@@ -50,7 +54,7 @@ net = Net()
 model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), 1.0))
 length = {"central_num_iterations": rounds, "evaluation_frequency": 10**6, "train_cohort_size": work.cohort, "val_cohort_size": 0}
 clock = workload.Clock(work)
-folder = Path(tempfile.gettempdir()) / "pfl-user-states"  # the same for both processes
+folder = Path(tempfile.gettempdir()) / f"pfl-user-states-{os.getppid()}"  # the same for both processes
 folder.mkdir(exist_ok=True)
 if work.stateful:
     storage = DiskUserStateStorage(folder)
@@ -68,3 +72,4 @@ algorithm.run(
 )
 if get_framework_module().distributed.global_rank == 0:
     clock.report()
+    shutil.rmtree(folder)
