@@ -25,7 +25,7 @@ from mimicfl.clients.losses import criterion_of
 from mimicfl.clients.params import Workspace
 from mimicfl.data.clients import Clients
 from mimicfl.engines.bench import RATE, Bare, makers, seconds
-from mimicfl.engines.capabilities import TOLERANCE, compared, distances
+from mimicfl.engines.capabilities import TOLERANCE, errors
 from mimicfl.engines.interface import TrainRequest
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.engines.torch_settings import exact
@@ -76,8 +76,7 @@ def prepare(case: Case, name: str, truth: Any) -> dict[str, Any]:
         updates = engine.train([request])
         off = 0.0
         if name not in ("bare", "plain"):
-            ours = {key: rows[: len(truth.g)] for key, rows in compared(updates[0]).items()}
-            off = max(float(distances(ours[key], rows).max()) for key, rows in compared(truth).items())
+            off = max(float(each.max()) for each in errors(first(updates[0], len(truth.g)), truth).values())
         if not off <= TOLERANCE[case.precision]:
             return {"error": f"differs from plain by {100 * off:.2g} %"}
         return {"engine": engine, "request": request, "off": off, "ready": time.perf_counter() - begun, "times": []}
@@ -86,6 +85,12 @@ def prepare(case: Case, name: str, truth: Any) -> dict[str, Any]:
         if "CUDA error" in str(error):  # nothing works in this process after that
             raise
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+
+
+def first(updates: Any, clients: int) -> Any:
+    """The updates of the first clients."""
+    buffers = {name: rows[:clients] for name, rows in updates.buffers.items()}
+    return replace(updates, g=updates.g[:clients], K=updates.K[:clients], loss=updates.loss[:clients], buffers=buffers)
 
 
 def measure(title: str, work: Workload, precision: str, names: list[str], device: torch.device) -> None:

@@ -235,14 +235,14 @@ def on_gpu(work: Workload, title: str, clients: int, batch: int, steps: int, **o
 VGG, SMALL = replace(CNN, make=vgg11), replace(STACKOVERFLOW, make=small_transformer, vocabulary=1000)
 # The engines alone, on a GPU: us per client-step of training, for clients that all participate. Precisions to time come with each.
 GPU: dict[str, tuple[Workload, tuple[str, ...]]] = {
-    "lenet-120": (on_gpu(LENET, "LeNet batch 16, 120 clients", 120, 16, 20), ("fp32",)),
-    "lenet-30": (on_gpu(LENET, "LeNet batch 16, 30 clients", 30, 16, 20), ("fp32",)),
-    "lenet-3": (on_gpu(LENET, "LeNet batch 16, 3 clients", 3, 16, 20), ("fp32",)),
-    "vgg11": (on_gpu(VGG, "VGG-11 batch 32, 15 clients", 15, 32, 10), ("bf16",)),
-    "resnet18-group": (on_gpu(RESNET, "ResNet-18 GroupNorm batch 16, 20 clients", 20, 16, 10, norm="group"), ("bf16",)),
-    "resnet18-batch": (on_gpu(RESNET, "ResNet-18 BatchNorm batch 16, 20 clients", 20, 16, 10), ("bf16",)),
-    "transformer": (on_gpu(SMALL, "transformer 96x3, 20 tokens, batch 16, 20 clients", 20, 16, 20), ("fp32", "bf16")),
-    "transformer-own": (on_gpu(SMALL, "the same, mimicfl's `transformer`", 20, 16, 20, make=written_out), ("fp32", "bf16")),
+    "lenet-120": (on_gpu(LENET, "LeNet batch 16, 120 clients", 120, 16, 64), ("fp32",)),
+    "lenet-30": (on_gpu(LENET, "LeNet batch 16, 30 clients", 30, 16, 128), ("fp32",)),
+    "lenet-3": (on_gpu(LENET, "LeNet batch 16, 3 clients", 3, 16, 128), ("fp32",)),
+    "vgg11": (on_gpu(VGG, "VGG-11 batch 32, 15 clients", 15, 32, 32), ("bf16",)),
+    "resnet18-group": (on_gpu(RESNET, "ResNet-18 GroupNorm batch 16, 20 clients", 20, 16, 32, norm="group"), ("bf16",)),
+    "resnet18-batch": (on_gpu(RESNET, "ResNet-18 BatchNorm batch 16, 20 clients", 20, 16, 32), ("bf16",)),
+    "transformer": (on_gpu(SMALL, "transformer 96x3, 20 tokens, batch 16, 20 clients", 20, 16, 64), ("fp32", "bf16")),
+    "transformer-own": (on_gpu(SMALL, "the same, mimicfl's `transformer`", 20, 16, 64, make=written_out), ("fp32", "bf16")),
     "cifar10-cnn": (on_gpu(CNN, "pfl's CIFAR-10 CNN batch 10, 50 clients", 50, 10, 5), ("fp32", "bf16")),
     "resnet18": (on_gpu(RESNET, "ResNet-18 BatchNorm batch 50, 100 clients", 100, 50, 4), ("bf16",)),
     "stackoverflow": (on_gpu(STACKOVERFLOW, "StackOverflow transformer batch 16, 100 clients", 100, 16, 4), ("fp32", "bf16")),

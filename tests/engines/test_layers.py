@@ -13,6 +13,7 @@ from mimicfl.clients.losses import as_loss
 from mimicfl.engines.capabilities import BatchUse
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
+from mimicfl.engines.stacked.graphs import Graphs
 from mimicfl.engines.stacked.streams import StreamsEngine
 from mimicfl.engines.torch_overrides import without_dropout
 from tests.engines.engines import DEVICES, assert_same, problem, requests_of
@@ -190,6 +191,27 @@ ATTENTION = {
     "encoder": lambda: Layered(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True)),
     "decoder": lambda: Layered(nn.TransformerDecoderLayer(8, 2, 16, 0.0, batch_first=True), lambda layer, x: layer(x, x)),
 }
+
+
+class Shortcut(nn.Module):
+    """Leaves out a mask that has no effect unless it is compiled, as models of `transformers` do."""
+
+    def __init__(self):
+        super().__init__()
+        self.attending = Attending(self.attend)
+
+    def attend(self, q, k, v):
+        mask = (self.x > -torch.inf).all(dim=-1)
+        if not torch.compiler.is_compiling() and mask.all():
+            return sdpa(q, k, v)
+        return sdpa(q, k, v, attn_mask=mask[:, None, None])
+
+    def forward(self, x):
+        self.x = x[:, 0]
+        return self.attending(x)
+
+
+ATTENTION["shortcut"] = Shortcut
 LAYERS = {**NORMS, **RECURRENT, **ATTENTION}
 
 
@@ -226,6 +248,22 @@ class TestBuffers:
         plain = PlainEngine(model, clients, LOSS).train(requests)
         assert int(plain[1].buffers["1.num_batches_tracked"].min()) > int(plain[0].buffers["1.num_batches_tracked"].min()) - 8
         assert_same(kind(model, clients, LOSS, lanes=2).train(requests), plain)
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("kind", [BatchedEngine, StreamsEngine])
+    def test_finished_lanes_keep_their_statistics(self, monkeypatch, kind):
+        """A GPU makes many steps in one launch, also in lanes whose client has finished."""
+
+        def many_steps(graphs, m, most):
+            for step in graphs.steps[: max(1, m)]:
+                for _ in range(most):
+                    step()
+            return most
+
+        monkeypatch.setattr(Graphs, "advance", many_steps)
+        model, clients = problem(normalised(), sizes=NO_SINGLES)
+        requests = requests_of(model, clients)
+        assert_same(kind(model, clients, LOSS, lanes=8).train(requests), PlainEngine(model, clients, LOSS).train(requests))
 
     @pytest.mark.slow
     def test_stacked_evaluation_uses_the_given_statistics(self):

@@ -14,13 +14,14 @@ from ..experiments.execute import Plan, Progress, carry_out
 from ..metrics.environment import environment
 from ..metrics.history import read
 from ..metrics.store import RunFolder
+from ..problem import find_device
 from ..settings import Experiment
 from .measure import Result, measure, score_only
 from .progress import State, state_of
 from .records import Results, read_cell, register, write_cell
 from .suite import Cell, Part
 
-BATCH = 60  # runs that train together
+BATCH, GPU_BATCH = 60, 240  # runs that train together; only the clients of many small runs fill a GPU
 Say = Callable[[str], None]
 Callbacks = Sequence[Callback | EachRound]
 
@@ -45,9 +46,10 @@ def run_part(
     plan_hash = register(records, part, amend)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     known = {cell.name: read_cell(records, cell) for cell in cells}
+    size = GPU_BATCH if find_device(settings.get("device", part.device)).type == "cuda" else BATCH
     while True:
         states = {cell.name: state_of(cell, known[cell.name]) for cell in cells}
-        batch = next_batch(cells, states)
+        batch = next_batch(cells, states, size)
         if not batch:
             return True
         if deadline is not None and time.monotonic() >= deadline:
@@ -63,10 +65,10 @@ def run_part(
         _clean(out, [e.name for cell, e in batch if e.id in known[cell.name]])
 
 
-def next_batch(cells: Sequence[Cell], states: dict[str, State]) -> list[tuple[Cell, Experiment]]:
+def next_batch(cells: Sequence[Cell], states: dict[str, State], size: int) -> list[tuple[Cell, Experiment]]:
     """The next runs, cell by cell, those in tuning first."""
     waiting = sorted(cells, key=lambda cell: states[cell.name].stage != "tuning")
-    return [(cell, e) for cell in waiting for e in states[cell.name].missing][:BATCH]
+    return [(cell, e) for cell in waiting for e in states[cell.name].missing][:size]
 
 
 def _train(

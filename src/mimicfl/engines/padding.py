@@ -54,9 +54,10 @@ class Padded(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in BATCH_NORM:
             x, mean, variance, weight, bias, training, momentum, eps = batch_norm_call(*args, **kwargs)
-            if not training:
-                return F.batch_norm(x, mean, variance, weight, bias, False, 0.0, eps)
-            return batch_norm(x, mean, variance, weight, bias, momentum, eps, self.weights)
+            if training:
+                return batch_norm(x, mean, variance, weight, bias, momentum, eps, self.weights)
+            if mean is not None and variance is not None:
+                return frozen_batch_norm(x, mean, variance, weight, bias, eps)
         if func is F.instance_norm:
             x, mean, variance, weight, bias, own, momentum, eps = instance_norm_call(*args, **kwargs)
             if own and mean is not None and variance is not None:
@@ -83,8 +84,19 @@ def batch_norm(
     y, mean, variance = Standardize.apply(x.to(torch.promote_types(x.dtype, torch.float32)), share, eps)
     _update(running_mean, mean.flatten(), momentum)
     _update(running_var, variance.flatten() * (count / (count - 1)), momentum)
+    return _scaled(y, weight, bias, x)
+
+
+def frozen_batch_norm(x: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
+    """BatchNorm [B, C, ...] with fixed statistics; unlike PyTorch's rule for `vmap`, it keeps the layout of its input."""
+    y = (x - _by_channel(mean, x)) * _by_channel((variance + eps).rsqrt(), x)
+    return _scaled(y, weight, bias, x)
+
+
+def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None, x: Tensor) -> Tensor:
     y = y if weight is None else y * _by_channel(weight, x)
-    return (y if bias is None else y + _by_channel(bias, x)).to(x.dtype)
+    y = y if bias is None else y + _by_channel(bias, x)
+    return y.to(x.dtype)
 
 
 class Standardize(torch.autograd.Function):

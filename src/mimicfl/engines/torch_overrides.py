@@ -98,9 +98,10 @@ class WithoutDropout(TorchFunctionMode):
             with self:
                 return COMPOSED[func](*args, **kwargs)
         if func is F.scaled_dot_product_attention:
-            query, key, value, mask, p, causal, *how = attention_call(*args, **kwargs)
+            query, key, value, mask, p, causal, scale, grouped = attention_call(*args, **kwargs)
             self.seen |= p > 0
-            return func(query, key, value, mask, 0.0, causal, **dict(zip(("scale", "enable_gqa"), how, strict=True)))
+            more = {"enable_gqa": True} if grouped else {}  # PyTorch 2.4 does not know it
+            return func(query, key, value, mask, 0.0, causal, scale=scale, **more)
         if func in RECURRENT:
             at = 6 if is_packed(args) else 5  # where the probability is; whether the layer trains follows
             self.seen |= args[at + 1] and args[at] > 0

@@ -30,7 +30,7 @@ class ChangingBuffers:
 
     def stacked(self, packed: Packed) -> dict[str, Tensor]:
         """Return the buffers [m, ...] by name, as views."""
-        found = {}
+        found: dict[str, Tensor] = {}
         for kind, names in self.kinds.items():
             parts = packed[kind].split([self.shapes[name].numel() for name in names], dim=1)
             found |= {name: part.view(len(part), *self.shapes[name]) for name, part in zip(names, parts, strict=True)}

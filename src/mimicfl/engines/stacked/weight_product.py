@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils._pytree import tree_flatten
 
+from .batched.tiles import weight_splits
 from .lanes import Lanes
 
 _aten = torch.ops.aten
@@ -35,16 +38,21 @@ class WeightProduct:
 
 
 class Postponed:
-    """A traced function of gradient pieces and losses whose large convolutions return the factors of their weight gradients."""
+    """Changes a traced function of gradient pieces and losses: large convolutions return the factors of their weight gradients."""
 
     def __init__(self, traced: GraphModule) -> None:
-        self.graph = traced
         output = next(node for node in traced.graph.nodes if node.op == "output")
-        pieces, value = output.args[0]
+        *pieces, value = tree_flatten(output.args[0])[0]
         products = [_product(piece) for piece in pieces]
         self.how = [None if product is None else tuple(product.args[2:]) for product in products]
-        factors = [piece if product is None else product.args[:2] for piece, product in zip(pieces, products, strict=True)]
-        output.args = ((factors, value),)
+        factors = [piece if product is None else list(product.args[:2]) for piece, product in zip(pieces, products, strict=True)]
+        code = traced.graph._codegen
+        if isinstance(code, _PyTreeCodeGen):  # returns a flat list, and restores the structure
+            flat, structure = tree_flatten((factors, value))
+            output.args = (flat,)
+            code.pytree_info = code.pytree_info._replace(out_spec=structure)
+        else:
+            output.args = ((factors, value),)
         traced.graph.eliminate_dead_code()
         traced.recompile()
 
@@ -60,8 +68,6 @@ def _product(piece: Node) -> Node | None:
         piece = piece.args[0]  # type: ignore[assignment]
     if piece.target is not torch.ops.mimicfl.conv_weight.default:
         return None
-    from .batched.implicit_gemm import weight_splits
-
     x, dy = (factor.meta["val"] for factor in piece.args[:2])  # type: ignore[union-attr]
     alone = len(x) == lanes and weight_splits(x, dy, piece.args[2]) == 1  # with several groups, x has a row per client and group
     return piece if alone else None

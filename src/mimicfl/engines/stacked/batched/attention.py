@@ -12,10 +12,10 @@ def attention(
     key: Tensor,  # [..., H, S, E]
     value: Tensor,  # [..., H, S, V]
     mask: Tensor | None,
+    dropout: Callable[[Tensor], Tensor],
     causal: bool,
     scale: float | None,
     grouped: bool,
-    dropout: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """`F.scaled_dot_product_attention`; `grouped` shares each key and value among several heads."""
     if grouped:

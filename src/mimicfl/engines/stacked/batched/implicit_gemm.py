@@ -1,8 +1,8 @@
 """Triton kernels for the wide convolutions of many clients at once, on tensor cores: implicit matrix products, one per client.
 
 A convolution is a product of the patches of the input with the weights. The patches are gathered while the product is computed, so they
-are never stored. Activations and weights are channels last, so that a tile is read in wide loads. The tiles follow from the shapes alone,
-never from timing, and no sum uses atomic additions, so the same inputs give the same bits in every process.
+are never stored. Activations and weights are channels last, so that a tile is read in wide loads. The tiles follow from the shapes alone
+(`tiles.py`), and no sum uses atomic additions, so the same inputs give the same bits in every process.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from .kernels import advance
+from .tiles import product_depth, product_tile, weight_splits, weight_tiles
 
 Pair = Any  # two integers
-PROCESSORS = 132  # of an H200; a constant, so that the order of sums does not depend on the GPU
 
 
 @triton.jit
@@ -152,8 +152,8 @@ def _product(x: Tensor, w: Tensor, w_k: int, w_n: int, n: int, size: Pair, how: 
         shared = tuple(stride)
     places = b * triton.cdiv(size[0], shared[0]) * triton.cdiv(size[1], shared[1])  # the most that share their taps
     phases = shared[0] * shared[1]
-    bp, bn, warps = _tile(places, n, m * phases)
-    bk = _depth(c, x.dtype)
+    bp, bn, warps = product_tile(places, n, m * phases)
+    bk = product_depth(c, x.dtype)
     grid = (triton.cdiv(places, bp) * triton.cdiv(n, bn), m, phases)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4), w.stride(0), w_k, w_n)
     _gather_product[grid](
@@ -182,40 +182,10 @@ def _weight_gradient(x: Tensor, dy: Tensor, into: tuple[Any, ...], kernel: Pair,
     x, dy = pixels_last(x), new_layout(dy)
     m, b, c = x.shape[:3]
     o, oh, ow = dy.shape[2:]
-    tiles, splits, steps, tile = _weight_tiles(m, b * oh * ow, o, kernel[0] * kernel[1] * c, x.dtype)
+    tiles, splits, steps, tile = weight_tiles(m, b * oh * ow, o, kernel[0] * kernel[1] * c, x.dtype)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4))
     sizes = (b * oh * ow, o, splits, *strides, *x.shape[3:], oh, ow, c, *kernel)
     _weight_product[(tiles, m * splits)](x, dy, *into, *sizes, *how, steps, *tile, precision, num_warps=4, num_stages=3)
-
-
-def weight_splits(x: Tensor, dy: Tensor, kernel: Pair) -> int:
-    """Return the number of programs that share the sum of one weight gradient."""
-    places = dy.shape[1] * dy.shape[3] * dy.shape[4]
-    return _weight_tiles(x.shape[0], places, dy.shape[2], kernel[0] * kernel[1] * x.shape[2], x.dtype)[1]
-
-
-def _weight_tiles(m: int, places: int, o: int, columns: int, dtype: torch.dtype) -> tuple[int, int, int, tuple[int, int, int]]:
-    """Return the tiles of a weight gradient, the programs that share its sum, the steps of each, and the tile."""
-    bo, bn = (min(128, max(16, triton.next_power_of_2(size))) for size in (o, columns))
-    bp = 64 if dtype == torch.bfloat16 else 32
-    tiles = triton.cdiv(o, bo) * triton.cdiv(columns, bn)
-    programs = (2 if bo == 128 else 8) * PROCESSORS  # enough to fill the GPU
-    splits = max(1, min(triton.cdiv(places, 8 * bp), programs // (m * tiles)))
-    steps = triton.cdiv(places, splits * bp)
-    return tiles, triton.cdiv(places, steps * bp), steps, (bo, bn, bp)
-
-
-def _tile(places: int, n: int, m: int) -> tuple[int, int, int]:
-    """Return the tile's places and columns, and its warps: a large tile if every processor still gets several."""
-    bn = min(128, max(16, triton.next_power_of_2(n)))
-    bp = 128 if triton.cdiv(places, 128) * triton.cdiv(n, bn) * m >= 4 * PROCESSORS else 64
-    return bp, bn, 8 if bp * bn >= 128 * 128 else 4
-
-
-def _depth(c: int, dtype: torch.dtype) -> int:
-    """Return the products summed per step: a divisor of the channels if possible, so that a step stays within one tap."""
-    most = 64 if dtype == torch.bfloat16 else 32
-    return next((k for k in (64, 32, 16) if k <= most and c % k == 0), 32)
 
 
 def pixels_last(x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from ....data.dataset import Data
 from ....data.samples import Samples, mapped, rows
 from ....tasks.base import LearningTask, ratio
 from ..buffers import ChangingBuffers, Packed
+from ..graphs import independent_of_values
 from ..lanes import Lanes
 from ..layout import Layout
 from ..module import call_with, stackable_copy
@@ -124,7 +125,7 @@ class Stack:
 
         self.module.eval()
         try:
-            return vmap(one)(self.windows(w), self.buffers.stacked(buffers))  # type: ignore[no-any-return]
+            return independent_of_values(lambda: vmap(one)(self.windows(w), self.buffers.stacked(buffers)))  # type: ignore[no-any-return]
         finally:
             self.module.train()
 
