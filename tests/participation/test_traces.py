@@ -224,7 +224,7 @@ def test_bad_json_is_refused(tmp_path, text, words):
     [
         ([], "per device"),
         ({1: {"active": [1]}}, "lists of numbers"),
-        ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "belong together"),
+        ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "as many of both"),
     ],
 )
 def test_bad_fedscale_traces_are_refused(tmp_path, data, words):
@@ -255,7 +255,7 @@ def test_bad_options_are_refused(small, options, words):
 
 
 def test_missing_files_are_refused():
-    with pytest.raises(mf.UsageError, match="say which trace"):
+    with pytest.raises(mf.UsageError, match="name a trace"):
         av.make("trace")
     with pytest.raises(mf.UsageError, match="cannot read"):
         av.schedule("trace:nowhere.csv", 5, 4)

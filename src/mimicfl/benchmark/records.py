@@ -81,7 +81,7 @@ def register(folder: Path, part: Part, amend: str | None = None) -> str:
             changed = ", ".join(changes(versions[-1]["plan"], plan))
             raise UsageError(
                 f"the suite differs from its plan in {folder / part.name / 'plan.json'} ({changed}); "
-                "give --amend 'REASON' to record the change beside the plan"
+                "give --amend 'REASON' to record the change next to the plan"
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         versions.append({"hash": hash_of(plan), "written": now, "reason": amend or "first plan", "plan": plan})

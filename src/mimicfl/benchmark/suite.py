@@ -117,10 +117,11 @@ THIRD = {
     "fedvarp": SERVER,
     "mimic": SERVER,
     "fedgain": Axis("gain", (0.5, 0.9)),
+    "fedsteer": SERVER,  # with its default gain
 }
 FIXED = {"fedawe": "evaluate=mean"}  # as its authors run it, with the clipped step
 ORACLES = frozenset({"known-p"})  # told the true participation rates
-FEW = ("fedavg", "fedau", "scaffold", "mifa", "fedvarp", "mimic")  # for the parts whose runs are expensive
+FEW = ("fedavg", "fedau", "scaffold", "mifa", "fedvarp", "mimic", "fedsteer")  # for the parts whose runs are expensive
 
 
 def grids(*rates: float, algorithms: Sequence[str] = tuple(THIRD)) -> tuple[Grid, ...]:

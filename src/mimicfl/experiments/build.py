@@ -1,4 +1,4 @@
-"""From settings to a run: make every object that an experiment names."""
+"""From settings to a run: build every object that an experiment names."""
 
 import dataclasses
 import functools
@@ -86,7 +86,7 @@ def load_data(e: Experiment) -> Data:
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
 def _load(factory: Callable[..., Data], name: str, path: str | None, **options: Any) -> Data:
-    """By the factory as well: a dataset that is registered anew is made anew."""
+    """Keyed by the factory as well: a dataset that is registered again is loaded again."""
     return load(name, path, **options)
 
 

@@ -62,7 +62,7 @@ class History:
         return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends, *behind])})"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the last values, the curve, and who participated."""
+        """In a notebook: the last values, the curve, and the participation."""
         metric, xs, ys = self.curve()
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
@@ -80,7 +80,7 @@ class History:
         """A new module with the trained parameters and buffers."""
         if self.template is None:
             raise ValueError(
-                "this run was made from Python objects, which its folder does not store; load history.params into your own module"
+                "this run was started from Python objects, which its folder does not store; load history.params into your own module"
             )
         empty = copy.deepcopy(self.template) if isinstance(self.template, nn.Module) else self.template()
         module = params.load(empty, self.params)
@@ -102,7 +102,7 @@ class History:
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
 
     def time_to(self, key: str, target: float, against: str = "virtual_seconds") -> float | None:
-        """What it costs until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
+        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
 
         None if the run never reaches it: the time is then censored at the end of the run. Columns of which smaller values are better,
         such as losses, perplexity and RMSE, must fall to the target; others must rise to it.

@@ -124,7 +124,7 @@ class FromFile(Distribution):
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         if not self.file:
-            raise UsageError("say which file, as in file:speeds.csv")
+            raise UsageError("name a file, as in file:speeds.csv")
         try:
             lines = Path(self.file).read_text(encoding="utf-8").splitlines()
             return np.array([float(line.strip().rstrip(",")) for line in lines if line.strip() and not line.startswith("#")])

@@ -1,4 +1,4 @@
-"""`Problem`: what is trained, and on what: model, data, split, loss and local training. It does not change during a run."""
+"""`Problem`: model, data, split, loss and local training. It does not change during a run."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ MOST_OUTPUTS = 2**24  # numbers that an evaluation holds at a time
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Checked when it is made: the model takes the samples, its outputs fit the targets, and the loss is finite."""
+    """Checked when it is created: the model accepts the samples, its outputs match the targets, and the loss is finite."""
 
     template: nn.Module  # with the initial weights
     data: Data
@@ -64,7 +64,7 @@ class Problem:
         metrics: Any = None,
         test_split: Any = None,
     ) -> "Problem":
-        """The problem made of what a user gave."""
+        """The problem from the user's objects."""
         for value, kind, name in ((model, nn.Module, "model"), (data, Data, "data"), (local, LocalSGD, "local")):
             if not isinstance(value, kind):
                 raise UsageError(f"{name} must be a {kind.__module__.split('.')[0]} {kind.__name__}, got {value!r}")
@@ -72,7 +72,7 @@ class Problem:
         where = find_device(device)
         check("precision", precision)
         if precision != "fp32" and where.type != "cuda":
-            raise UsageError(f"precision {precision} is for GPUs, and this run is on the {where}: use device cuda, or precision fp32")
+            raise UsageError(f"precision {precision} needs a GPU, but this run is on the {where}: use device cuda, or precision fp32")
         work, criterion = Workspace(model, where), criterion_of(data, loss, task, metrics)
         parts, dtype = as_split(split, data.num_train), work.w.dtype
         check_local(local, work)
@@ -144,7 +144,7 @@ class Problem:
         return np.array(found)
 
     def client_accuracy(self, w: Tensor, buffers: dict[str, Tensor]) -> list[float | None]:
-        """A model's accuracy on each client's own training samples; None for a client without targets that count."""
+        """A model's accuracy on each client's own training samples; None for a client whose targets are all ignored."""
         metric = self.loss.client_metric if isinstance(self.loss, LearningTask) else Accuracy()
         if metric is None or metric.name != "accuracy":
             return []
@@ -189,7 +189,7 @@ def find_device(name: str) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UsageError(f"device {shown(name)} is unknown; use cpu, cuda, cuda:0 or auto")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' was asked for, but torch finds no GPU here: use device='cpu'")
+        raise UsageError("device 'cuda' is not available: torch finds no GPU; use device='cpu'")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(f"device {name!r} was asked for, this machine has {torch.cuda.device_count()} GPU(s), counted from 0")
     return device

@@ -53,7 +53,7 @@ def write(
 ) -> Path:
     """Write the report page of these runs; `theory` holds figures of their diagnoses, and `notes` remarks about these.
 
-    `live`: the page loads itself again after this many seconds; 0 for never.
+    `live`: the page reloads itself after this many seconds; 0 for never.
     """
     page = escaping().from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]

@@ -114,7 +114,7 @@ def _thirds(runs: Sequence[History]) -> list[float]:
 
 @dataclass
 class _Schedule:
-    """Who was active when, and the runs that have this schedule, the longest first; shorter ones have its first rounds."""
+    """Which clients were active when, and the runs that have this schedule, the longest first; shorter ones have its first rounds."""
 
     key: str
     label: str  # of the group of the longest run
@@ -145,7 +145,7 @@ def _setting(run: History) -> str:
 
 
 def _shown(schedules: Sequence[_Schedule]) -> list[dict[str, Any]]:
-    """The schedules as the page draws them; those of one setting are told apart by the label of a group."""
+    """The schedules as the page draws them; those of one setting are distinguished by the label of a group."""
     drawn = [each for each in schedules if each.runs[0].rows]
     named = len({str(each.runs[0].config.get("availability")) for each in drawn}) > 1
     alike = Counter(_setting(each.runs[0]) for each in drawn)

@@ -30,8 +30,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, liv
     results.tex.
 
     Diagnosed runs also get theory-*.png. Without `out`, the report of one path is written into it, and the report of several paths into a
-    new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it loads itself again
-    after that many seconds.
+    new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it reloads itself after that
+    many seconds.
     """
     folders = find_runs(list(paths))
     histories = [read(folder) for folder in folders]

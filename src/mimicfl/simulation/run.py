@@ -80,7 +80,7 @@ class Run:
         return self.problem.client_losses(self.server.w, self.server.buffers, clients)
 
     def open(self, path: str | Path) -> None:
-        """Begin in this folder, or resume where the same run stopped."""
+        """Start in this folder, or resume where the same run stopped."""
         path = as_folder(path)
         self.server.limit_memory(folder=path)
         self.recorder.folder = RunFolder.claim(path, self.config)
@@ -106,6 +106,8 @@ class Run:
         request = self.server.request(self.t, self.round.active)
         if self.versions is not None and self.round.versions is not None:
             request = self.versions.applied_to(request, self.round.versions)
+        if self.diagnostics is not None:  # they compare the clients' own updates
+            request = dataclasses.replace(request, mean_suffices=False)
         return TrainRequest.of(request, self.problem, self.seed)
 
     def example_request(self) -> TrainRequest:
@@ -141,7 +143,7 @@ class Run:
         if self.problem.optimum is not None:
             row["distance"] = float((self.server.w - self.problem.optimum).norm())
             if not np.isfinite(row["distance"]):
-                raise Diverged(f"the model is too large for its number format in round {self.t}")
+                raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
         if self.callbacks.measure(row, self._round_info):

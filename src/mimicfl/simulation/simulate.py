@@ -54,6 +54,7 @@ def simulate(
     seed: int = 0,
     device: str = "cpu",
     engine: str = "auto",
+    ray: str = "",
     precision: str = "fp32",
     state_budget: str = "auto",
     eval_every: int = 1,
@@ -81,24 +82,26 @@ def simulate(
     rounds, uploads   stop after so many rounds or model uploads (one per vector that a client sends), whichever comes first
     local             what a client does in a round, see `LocalSGD` and `Local`
     global_lr         eta_t: a rate, a schedule, or "local" to follow the local rate
-    server_optimizer  how the model follows the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",
+    server_optimizer  how the server applies the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",
                       "adagrad", or an object of `mf.server_optimizers`
     update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
     weighting         "uniform" (the paper) or by "samples"
     loss              a name or a function of (output, target); None takes the data's own
-    task              instead of a loss, what the model learns: "classification", "token-prediction", "regression", "multi-label" or an
-                      object of `mf.tasks`; it says the loss, how outputs are read, and the metrics
-    metrics           of the task, as names or `mf.tasks.Metric` objects; None takes the task's usual ones
+    task              the learning task, instead of a loss: "classification", "token-prediction", "regression", "multi-label" or an
+                      object of `mf.tasks`; it determines the loss, how outputs are interpreted, and the metrics
+    metrics           of the task, as names or `mf.tasks.Metric` objects; None uses the task's default metrics
     test_split        one array of test sample numbers per client, its own test set; by default from the data's `test_ids`, if it has them.
                       Rows then hold the main metric over clients: mean, worst tenth, spread, and by participation so far
-    engine            "auto" measures and takes the fastest; "plain" trains one client after another in PyTorch; "native" (compiled) and
+    engine            "auto" finds the fastest by trial; "plain" trains one client after another in PyTorch; "native" (compiled) and
                       "workers" (one process per core) are for CPUs, "batched" (clients stacked) and "streams" (one CUDA stream per
                       client) for GPUs
+    ray               the address of a Ray cluster whose workers train the clients with that engine: "auto", "local" for the cores of this
+                      machine, or as in `ray.init`; "" for none
     precision         of products on a GPU: "fp32", "tf32" or "bf16"
     state_budget      GiB for per-client state, "auto", "4" or "4,16" (on the device, in host memory); the rest goes to a file
     eval_every        rounds between evaluations; the last round is always evaluated
-    select            which of the available clients are asked: "uniform:10", an object, or a function of `availability.Candidates`
-    deadline          virtual seconds after which the server stops waiting; 0: it waits for everybody
+    select            which of the available clients are selected: "uniform:10", an object, or a function of `availability.Candidates`
+    deadline          virtual seconds after which the server stops waiting; 0: it waits for all clients
     speed, bandwidth  samples per virtual second that clients train on, and Mbit per second, up and down: a number or a distribution such
                       as "lognormal:100,0.5"; rows then have `virtual_seconds`
     asynchronous      K: clients train at their own pace, and the server steps after every K arrivals; at most `concurrency` train at once
@@ -130,7 +133,7 @@ def simulate(
     run.callbacks = called
     run.config = config or described(run, length | {"global_lr": global_lr})
     on_row = None if progress is None else lambda run, row: progress(row, run.rounds)
-    [found] = train([run], [out], engine, notice, on_row)
+    [found] = train([run], [out], engine, notice, on_row, ray=ray)
     if isinstance(found, Diverged):
         raise found
     assert found is not None  # without a deadline every run ends

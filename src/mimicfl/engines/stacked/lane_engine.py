@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from ...clients.losses import Loss
 from ...clients.params import HALF, multipliers, trainable
 from ...data.clients import Clients
-from ..capabilities import Unsupported, halve_until_it_fits, refuse_changing_buffers, refuse_transform, unsupported_on_error
+from ..capabilities import BatchUse, Unsupported, halve_until_it_fits, refuse_transform, unsupported_on_error
 from ..interface import ClientUpdates, TrainRequest
+from .buffers import ChangingBuffers
 from .jobs import Jobs, Needs, Results, list_jobs
 from .lanes import Lanes, run_jobs, width
 from .layout import Layout
@@ -26,7 +27,8 @@ class LaneEngine(ABC):
         if kinds := {p.dtype for p in trainable(model)} & HALF:
             raise Unsupported(f"its parameters are {str(kinds.pop()).removeprefix('torch.')}")
         refuse_transform(clients.data)
-        refuse_changing_buffers(model, clients, loss)
+        self.batch_use = BatchUse.of(model, clients)
+        self.buffers = ChangingBuffers(model, self.batch_use.changing)
         self.model, self.clients, self.loss, self.precision, self.width = model, clients, loss, precision, lanes
         self.compiled = compiled
         self.needs: Needs | None = None
@@ -55,9 +57,11 @@ class LaneEngine(ABC):
         if self.needs is None or not self.needs.covers(needs):
             self.forget()
             self.needs = self._lane(needs if self.needs is None else self.needs.merged(needs))
-        jobs = list_jobs(requests, self.needs.batch)
+        jobs = list_jobs(requests, self.needs.batch, self.buffers)
+        if self.batch_use.refuses_one:
+            jobs.refuse_batches_of_one(requests)
         self.width = self.width or width([len(jobs)], self.clients.device)
-        return halve_until_it_fits(self, lambda: self._build_and_run(jobs)).split(requests, jobs)
+        return halve_until_it_fits(self, lambda: self._build_and_run(jobs)).split(requests, jobs, self.buffers)
 
     def _lane(self, needs: Needs) -> Needs:
         """Return the capacity that lanes are built with, given what the jobs need."""
@@ -77,7 +81,7 @@ class LaneEngine(ABC):
         with unsupported_on_error(self.failure):  # transforms and graph capture raise many types of errors
             assert self.needs is not None
             self.clients.inputs(slice(1))  # creates cached constants, which must not happen while tracing
-            self._build(self.needs, jobs.w)
+            self._build(self.needs, jobs)
             found = self._run(jobs)
         self.built = True
         return found
@@ -98,7 +102,7 @@ class LaneEngine(ABC):
     failure: str  # the reason given if the lanes cannot be built for a model
 
     @abstractmethod
-    def _build(self, needs: Needs, w: Tensor) -> None: ...
+    def _build(self, needs: Needs, jobs: Jobs) -> None: ...
 
     @abstractmethod
     def _run(self, jobs: Jobs) -> Results: ...

@@ -11,23 +11,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
 from ...clients.losses import Loss
-from ...clients.params import copy_sharing_frozen, trainable
+from ...clients.params import trainable
 from ...data.augment import crop_and_flip
 from ...data.clients import Clients, Holdout
-from ...data.samples import Samples, arguments, as_tensor, forward, mapped, rows
+from ...data.samples import Samples, mapped, rows
 from ...settings.declare import MOST_LANES
 from ..torch_overrides import conv2d_call
 from .batched.rewrite import Stackable
 from .batched.step import weighted
+from .buffers import Packed
 from .graphs import Graphs, compile_traced, trace
 from .jobs import Jobs, Needs, Results
 from .lane_engine import LaneEngine
 from .lanes import Lanes
 from .layout import Layout
-from .update import update_pieces
+from .module import call_with, stackable_copy
+from .update import keep_buffers, update_pieces
 
 
 class StreamsEngine(LaneEngine):
@@ -51,8 +53,8 @@ class StreamsEngine(LaneEngine):
     def like(self, model: nn.Module) -> "StreamsEngine":
         return StreamsEngine(model, self.clients, self.loss, self.precision, 2)
 
-    def _build(self, needs: Needs, w: Tensor) -> None:
-        self.lanes = Lanes(self.width, needs, w, half=self.precision == "bf16", scale=self._scale(needs, w[0]))
+    def _build(self, needs: Needs, jobs: Jobs) -> None:
+        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=self._scale(needs, jobs.w[0]))
         half = self.lanes.half is not None
         self.base = copy.deepcopy(self.model).to(self.clients.device, torch.bfloat16) if half else self.model
         self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
@@ -77,7 +79,7 @@ class Clone:
         self.engine, self.lanes, self.row = engine, lanes, slice(row, row + 1)
         vectors = lanes.w if lanes.half is None else lanes.half  # a bfloat16 model uses a copy, which every update refreshes
         self.dtype = vectors.dtype
-        self.module = copy_sharing_frozen(engine.base, engine.clients.device).train()
+        self.module = stackable_copy(engine.base, engine.clients.device).train()
         self.parameters = trainable(self.module)
         for p, w in zip(self.parameters, engine.layout.windows(vectors[row]), strict=True):
             p.data = w
@@ -88,8 +90,10 @@ class Clone:
         lanes, row = self.lanes, self.row
         names = ("k", "steps", "samples", "sizes", "keys", "moves")
         job = {name: values[row] for name in names if (values := getattr(lanes, name)) is not None}
-        pieces, value = self.gradients(job, self.engine.clients.x, self.engine.clients.y)
+        before = {kind: rows[row] for kind, rows in lanes.buffers.items()}
+        pieces, value, buffers = self.gradients(job, before, self.engine.clients.x, self.engine.clients.y)
         with torch.no_grad():
+            keep_buffers(before, buffers, lanes.k[row] < lanes.steps[row])
             update_pieces(lanes, row, [piece[None] for piece in pieces])
             lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
             lanes.k[row] += 1
@@ -112,44 +116,52 @@ class Clone:
         x = x.to(self.dtype) if x.is_floating_point() else x
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
-    def _backward(self, job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _backward(self, job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor, Packed]:
         """Compute the gradients with PyTorch's backward pass in this lane's module."""
         for p in self.parameters:
             p.grad = None  # avoids adding to old gradients
         inputs, targets, weights, key = self._batch(job, x, y)
-        with Keyed(key):
-            output = forward(self.module, inputs)
+        with Keyed(key, weights):
+            output, buffers = self._output({}, buffers, inputs)
         value = weighted(self.engine.loss, output.to(weights.dtype), targets, weights)
         value.backward()
         # A parameter without a gradient is not used by the model.
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return self.engine.layout.pieces(found), value.detach()
+        return self.engine.layout.pieces(found), value.detach(), buffers
 
-    def _compiled(self, job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _output(self, params: dict[str, Tensor], buffers: Packed, inputs: Samples) -> tuple[Tensor, Packed]:
+        """Return the model's output and its buffers after the step."""
+        packs = self.engine.buffers
+        output, after = call_with(self.module, params, {name: rows[0] for name, rows in packs.stacked(buffers).items()}, inputs)
+        return output, packs.packed({name: value[None] for name, value in after.items()})
+
+    def _compiled(self, job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor, Packed]:
         """Compute the same with a compiled pure function, which the first lane traces and all lanes share."""
-        given = ([p.detach() for p in self.parameters], job, x, y)
+        given = ([p.detach() for p in self.parameters], job, buffers, x, y)
         if self.engine.shared is None:
             self.engine.shared = compile_traced(trace(self._pure, *given))
         return self.engine.shared(*given)  # type: ignore[no-any-return]
 
-    def _pure(self, params: list[Tensor], job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _pure(
+        self, params: list[Tensor], job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples
+    ) -> tuple[list[Tensor], Tensor, Packed]:
         inputs, targets, weights, key = self._batch(job, x, y)
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
 
-        def loss(params: list[Tensor]) -> Tensor:
-            with Stackable(key, None):
-                output = as_tensor(functional_call(self.module, dict(zip(names, params, strict=True)), *arguments(inputs)))
-            return weighted(self.engine.loss, output.to(weights.dtype), targets, weights)
+        def loss(params: list[Tensor]) -> tuple[Tensor, Packed]:
+            with Stackable(key, None, weights):
+                output, after = self._output(dict(zip(names, params, strict=True)), buffers, inputs)
+            return weighted(self.engine.loss, output.to(weights.dtype), targets, weights), after
 
-        found, value = grad_and_value(loss)(params)
-        return self.engine.layout.pieces(found), value
+        found, (value, after) = grad_and_value(loss, has_aux=True)(params)
+        return self.engine.layout.pieces(found), value, after
 
 
 class Keyed(Stackable):
     """Keyed dropout. Convolutions stay cuDNN's, but a separate function with a faster gradient adds their bias."""
 
-    def __init__(self, key: Tensor) -> None:
-        super().__init__(key, None)
+    def __init__(self, key: Tensor, weights: Tensor) -> None:
+        super().__init__(key, None, weights)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.conv2d:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...clients.local_update import shortening
+from .buffers import Packed
 from .lanes import Lanes
 
 EVERYTHING = slice(None)
@@ -60,6 +61,12 @@ def update_lanes(lanes: Lanes, rows: slice, h: Tensor, part: slice = EVERYTHING)
     w -= lanes.eta[rows, None] * h
     if lanes.half is not None:
         lanes.half[rows, part] = w.to(lanes.half.dtype)
+
+
+def keep_buffers(lanes: Packed, after: Packed, going: Tensor) -> None:
+    """Store the buffers after a step, except those of finished lanes; `lanes` are the rows of `Lanes.buffers` that have made the step."""
+    for kind, held in lanes.items():
+        held.copy_(torch.where(going[:, None], after[kind].to(held.dtype), held))
 
 
 def _keep_gradients(lanes: Lanes, rows: slice, part: slice, gradient: Tensor, going: Tensor) -> None:

@@ -48,7 +48,7 @@ class FromTrace(Pattern):
 
     def __post_init__(self) -> None:
         if not self.file or not isinstance(self.file, (str, Path)):
-            raise UsageError("say which trace, as in trace:phones.csv")
+            raise UsageError("name a trace file, as in trace:phones.csv")
         object.__setattr__(self, "file", str(self.file))
         number("round", self.round, low=0, open_low=True), number("offset", self.offset, low=0)
         one_of("when", self.when, ["start", "throughout"]), one_of("never", self.never, ["keep", "drop"])
@@ -122,7 +122,7 @@ def sampled(
     offset: float = 0.0,
     devices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Who is available in rounds of this many seconds, bool [rounds, devices]; all devices, or these.
+    """Which devices are available in rounds of this many seconds, bool [rounds, devices]; all devices, or these.
 
     An interval holds from its start up to, but not including, its end.
     """
@@ -161,7 +161,7 @@ def _unrolled(trace: Trace, since: float, until: float, wrap: bool) -> tuple[np.
 
 
 def frequencies(trace: Trace, seconds: float, when: str = "start", offset: float = 0.0) -> np.ndarray:
-    """The share of the rounds in which each device is available if its trace is repeated for ever, [devices].
+    """The share of the rounds in which each device is available if its trace is repeated forever, [devices].
 
     Modulo the period of a device, rounds start at the points offset + k g, each equally often, where g is the greatest common divisor of
     the period and the length of a round. Available are those that lie in an interval, or also end in it with `when="throughout"`.

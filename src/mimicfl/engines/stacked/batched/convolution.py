@@ -5,6 +5,7 @@ matrix products on tensor cores for wide layers and for bfloat16, direct convolu
 are grouped convolutions.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -111,13 +112,33 @@ def _ungrouped(x: Tensor, m: int) -> Tensor:
     return apart.transpose(0, 1).contiguous()
 
 
+def _by_group(operation: Any, takes: Sequence[str], gives: str) -> Any:
+    """Give an operation a last argument, the number of groups: they are folded into the clients. Kinds are "image" and "weight"."""
+
+    def grouped(a: Tensor, b: Tensor, *how: Any) -> Tensor:
+        *how, groups = how  # type: ignore[assignment]
+        if groups == 1:
+            return operation(a, b, *how)  # type: ignore[no-any-return]
+        folded = [_fold(x, kind, groups) for x, kind in zip((a, b), takes, strict=True)]
+        found = operation(*folded, *how).unflatten(0, (len(a), groups))
+        return found.transpose(1, 2).flatten(2, 3) if gives == "image" else found.flatten(1, 2)  # type: ignore[no-any-return]
+
+    return grouped
+
+
+def _fold(x: Tensor, kind: str, groups: int) -> Tensor:
+    """Images [m, B, g C, H, W] -> [m g, B, C, H, W], or weights [m, g O, C, kh, kw] -> [m g, O, C, kh, kw]."""
+    apart: Tensor = x.unflatten(2, (groups, -1)).transpose(1, 2) if kind == "image" else x.unflatten(1, (groups, -1))
+    return apart.flatten(0, 1)
+
+
 def _stacked(operation: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tensor, int]:
     """Apply the operation to both tensors with the clients as the first dimension; a shared tensor is expanded, not copied."""
     pair = [t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0) for t, dim in zip(args[:2], in_dims[:2], strict=True)]
     return operation(*pair, *args[2:]), 0
 
 
-def _stackable(operation: Any) -> Any:
+def stackable(operation: Any) -> Any:
     """Make an autograd function of a stacked operation: unstacked, it runs a stack of one; under `vmap`, one call for all clients."""
 
     class Stackable(torch.autograd.Function):
@@ -137,10 +158,11 @@ def _stackable(operation: Any) -> Any:
     return Stackable
 
 
-ConvInput, ConvWeight = _stackable(conv_input), _stackable(conv_weight)
+ConvInput = stackable(_by_group(conv_input, ("image", "weight"), "image"))
+ConvWeight = stackable(_by_group(conv_weight, ("image", "image"), "weight"))
 
 
-class Conv(_stackable(conv)):  # type: ignore[misc]
+class Conv(stackable(_by_group(conv, ("image", "weight"), "image"))):  # type: ignore[misc]
     """The convolution; its gradients are the other two operations."""
 
     @staticmethod

@@ -1,8 +1,8 @@
 """Triton kernels for the wide convolutions of many clients at once, on tensor cores: implicit matrix products, one per client.
 
 A convolution is a product of the patches of the input with the weights. The patches are gathered while the product is computed, so they
-are never stored. Activations and weights are channels last, so that a tile is read in wide loads. The tiles follow from the shapes alone,
-never from timing, and no sum uses atomic additions, so the same inputs give the same bits in every process.
+are never stored. Activations and weights are channels last, so that a tile is read in wide loads. The tiles follow from the shapes alone
+(`tiles.py`), and no sum uses atomic additions, so the same inputs give the same bits in every process.
 """
 
 from typing import Any
@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from .tiles import product_depth, product_tile, weight_tiles
+
 Pair = Any  # two integers
-PROCESSORS = 132  # of an H200; a constant, so that the order of sums does not depend on the GPU
 
 
 @triton.jit
@@ -113,9 +114,10 @@ def _weight_product(
         here = (p < places)[:, None] & (h >= 0) & (h < H) & (v >= 0) & (v < W) & (n < KH * KW * C)[None, :]
         b = tl.load(x + (image * x_b)[:, None] + h * x_h + v * x_w + (n % C)[None, :], mask=here, other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    out += (client * splits + split) * OC * (KH * KW * C)
     where = o[:, None] * (KH * KW * C) + n[None, :]
-    tl.store(out + where, acc.to(out.dtype.element_ty), mask=(o < OC)[:, None] & (n < KH * KW * C)[None, :])
+    here = (o < OC)[:, None] & (n < KH * KW * C)[None, :]
+    out += (client * splits + split) * OC * (KH * KW * C)
+    tl.store(out + where, acc.to(out.dtype.element_ty), mask=here)
 
 
 def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
@@ -141,8 +143,8 @@ def _product(x: Tensor, w: Tensor, w_k: int, w_n: int, n: int, size: Pair, how: 
         shared = tuple(stride)
     places = b * triton.cdiv(size[0], shared[0]) * triton.cdiv(size[1], shared[1])  # the most that share their taps
     phases = shared[0] * shared[1]
-    bp, bn, warps = _tile(places, n, m * phases)
-    bk = _depth(c, x.dtype)
+    bp, bn, warps = product_tile(places, n, m * phases)
+    bk = product_depth(c, x.dtype)
     grid = (triton.cdiv(places, bp) * triton.cdiv(n, bn), m, phases)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4), w.stride(0), w_k, w_n)
     _gather_product[grid](
@@ -156,39 +158,13 @@ def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding:
     x, dy = pixels_last(x), new_layout(dy)
     m, b, c = x.shape[:3]
     o, oh, ow = dy.shape[2:]
-    places, columns = b * oh * ow, kernel[0] * kernel[1] * c
-    bo, bn = min(128, max(16, triton.next_power_of_2(o))), _columns(c, columns)
-    bp = 64 if x.dtype == torch.bfloat16 else 32
-    tiles = triton.cdiv(o, bo) * triton.cdiv(columns, bn)
-    splits = max(1, min(triton.cdiv(places, 8 * bp), 2 * PROCESSORS // (m * tiles)))  # enough programs to fill the GPU
-    steps = triton.cdiv(places, splits * bp)
-    splits = triton.cdiv(places, steps * bp)
+    tiles, splits, steps, tile = weight_tiles(m, b * oh * ow, o, kernel[0] * kernel[1] * c, x.dtype)
     out = torch.empty(m, splits, o, *kernel, c, device=x.device, dtype=x.dtype if splits == 1 else torch.float32)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4))
-    how = (oh, ow, c, *kernel, *stride, *padding, *dilation, steps, bo, bn, bp, precision)
-    warps = 8 if bo * bn >= 128 * 128 else 4
-    _weight_product[(tiles, m * splits)](x, dy, out, places, o, splits, *strides, *x.shape[3:], *how, num_warps=warps, num_stages=3)
+    sizes = (b * oh * ow, o, splits, *strides, *x.shape[3:], oh, ow, c, *kernel)
+    how = (*stride, *padding, *dilation, steps, *tile, precision)
+    _weight_product[(tiles, m * splits)](x, dy, out, *sizes, *how, num_warps=4, num_stages=3)
     return (out[:, 0] if splits == 1 else out.sum(dim=1).to(x.dtype)).permute(0, 1, 4, 2, 3)
-
-
-def _tile(places: int, n: int, m: int) -> tuple[int, int, int]:
-    """Return the tile's places and columns, and its warps: the largest tile that still gives every processor work."""
-    bn = min(128, max(16, triton.next_power_of_2(n)))
-    bp = 128
-    while bp > 64 and triton.cdiv(places, bp) * triton.cdiv(n, bn) * m < PROCESSORS:
-        bp //= 2
-    return bp, bn, 8 if bp * bn >= 128 * 128 else 4
-
-
-def _depth(c: int, dtype: torch.dtype) -> int:
-    """Return the products summed per step: a divisor of the channels if possible, so that a step stays within one tap."""
-    most = 64 if dtype == torch.bfloat16 else 32
-    return next((k for k in (64, 32, 16) if k <= most and c % k == 0), 32)
-
-
-def _columns(c: int, columns: int) -> int:
-    """Return the columns of a weight gradient's tile, within one tap if possible."""
-    return next((n for n in (128, 64, 32, 16) if c % n == 0), min(64, max(16, triton.next_power_of_2(columns))))
 
 
 def pixels_last(x: Tensor) -> Tensor:

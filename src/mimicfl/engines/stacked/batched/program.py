@@ -16,12 +16,12 @@ class Program:
 
     def __init__(self, stack: Stack, lanes: Lanes, x: Samples, y: Samples, m: int, compiled: bool) -> None:
         self.lanes, self.m = lanes, m
-        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, (Tensor, dict))}
 
         def part(function: Callable[..., Any]) -> Callable[..., Any]:
             """The function of lanes as one of their tensors, which the compiler needs to see."""
 
-            def of_tensors(held: dict[str, Tensor], x: Samples, y: Samples) -> Any:
+            def of_tensors(held: dict[str, Any], x: Samples, y: Samples) -> Any:
                 view = Lanes.__new__(Lanes)
                 view.__dict__ = {**vars(lanes), **held}
                 return function(view, m, x, y)

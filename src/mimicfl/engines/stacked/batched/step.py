@@ -6,19 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from ....clients.local_update import shortening
 from ....clients.losses import Loss, cross_entropy
-from ....clients.params import copy_sharing_frozen
 from ....data.augment import crop_and_flip
 from ....data.dataset import Data
-from ....data.samples import Samples, arguments, as_tensor, mapped, rows
+from ....data.samples import Samples, mapped, rows
 from ....tasks.base import LearningTask, ratio
+from ..buffers import ChangingBuffers, Packed
+from ..graphs import independent_of_values
 from ..lanes import Lanes
 from ..layout import Layout
-from ..update import update_lanes, update_pieces
+from ..module import call_with, stackable_copy
+from ..update import keep_buffers, update_lanes, update_pieces
 from .rewrite import Stackable
 
 
@@ -26,11 +28,18 @@ class Stack:
     """A module and a loss, stacked over clients. With a layout, vectors are stored in its order and updated piece by piece."""
 
     def __init__(
-        self, model: nn.Module, data: Data, loss: Loss, device: torch.device, precision: str, layout: Layout | None = None
+        self,
+        model: nn.Module,
+        data: Data,
+        loss: Loss,
+        device: torch.device,
+        precision: str,
+        buffers: ChangingBuffers,
+        layout: Layout | None = None,
     ) -> None:
         self.half = precision == "bf16" and layout is not None
-        self.module = copy_sharing_frozen(copy.deepcopy(model).to(torch.bfloat16) if self.half else model, device).train()
-        self.data, self.loss, self.layout = data, loss, layout
+        self.module = stackable_copy(copy.deepcopy(model).to(torch.bfloat16) if self.half else model, device).train()
+        self.data, self.loss, self.buffers, self.layout = data, loss, buffers, layout
         self.precision = "tf32x3" if precision == "fp32" else "tf32"  # of our convolutions: tf32x3 is float32 in three products
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
@@ -44,13 +53,16 @@ class Stack:
             return self.layout.windows(w)
         return [part.unflatten(1, shape) if shape else part[:, 0] for part, shape in zip(w.split(self.sizes, 1), self.shapes, strict=True)]
 
-    def _loss(self, params: list[Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor) -> Tensor:
-        with Stackable(key, self.precision, self.layout is not None):
-            output = self._outputs(params, x)
-        return weighted(self.loss, output.to(self.dtype), y, weights)
+    def _loss(
+        self, params: list[Tensor], buffers: dict[str, Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a batch and the buffers after it."""
+        with Stackable(key, self.precision, weights, self.layout is not None):
+            output, buffers = self._outputs(params, buffers, x)
+        return weighted(self.loss, output.to(self.dtype), y, weights), buffers
 
-    def _outputs(self, params: list[Tensor], x: Samples) -> Tensor:
-        return as_tensor(functional_call(self.module, dict(zip(self.names, params, strict=True)), *arguments(x)))
+    def _outputs(self, params: list[Tensor], buffers: dict[str, Tensor], x: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+        return call_with(self.module, dict(zip(self.names, params, strict=True)), buffers, x)
 
     def step(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> None:
         """Advance the first m lanes by one local step, in place."""
@@ -91,27 +103,28 @@ class Stack:
         flat = self.data.inputs(mapped(lambda each: each.flatten(0, 1), batch), self.dtype)
         inputs, targets = mapped(lambda each: self._rounded(each.unflatten(0, (m, lanes.batch))), flat), rows(y, chosen)
         w = (lanes.w if lanes.half is None else lanes.half)[:m]
-        found: tuple[list[Tensor], Tensor] = vmap(grad_and_value(self._loss))(
-            self.windows(w), inputs, targets, weights, lanes.keys[:m] + now[:, 0]
-        )
-        return found
+        before = {kind: rows[:m] for kind, rows in lanes.buffers.items()}
+        given = (self.windows(w), self.buffers.stacked(before), inputs, targets, weights, lanes.keys[:m] + now[:, 0])
+        gradients, (value, after) = vmap(grad_and_value(self._loss, has_aux=True))(*given)
+        keep_buffers(before, self.buffers.packed(after), lanes.k[:m] < lanes.steps[:m])
+        return gradients, value
 
     def _rounded(self, x: Tensor) -> Tensor:
         """An input in the precision of the model."""
         return x.to(torch.bfloat16) if self.half and x.is_floating_point() else x
 
-    def outputs(self, w: Tensor, x: Samples) -> Tensor:
+    def outputs(self, w: Tensor, buffers: Packed, x: Samples) -> Tensor:
         """Return the outputs [r, n, ...] of r models [r, d] in evaluation mode on the same stored samples."""
         inputs = self.data.inputs(x, self.dtype)
         key = torch.zeros((), dtype=torch.long, device=w.device)
 
-        def one(params: list[Tensor]) -> Any:
+        def one(params: list[Tensor], buffers: dict[str, Tensor]) -> Any:
             with Stackable(key, self.precision):
-                return self._outputs(params, inputs)
+                return self._outputs(params, buffers, inputs)[0]
 
         self.module.eval()
         try:
-            return vmap(one)(self.windows(w))  # type: ignore[no-any-return]
+            return independent_of_values(lambda: vmap(one)(self.windows(w), self.buffers.stacked(buffers)))  # type: ignore[no-any-return]
         finally:
             self.module.train()
 
