@@ -124,7 +124,8 @@ def _pyarrow(path: Path) -> Any:
 def _assembled(pieces: Iterable[Piece], where: str) -> Trace:
     """In pieces, since a number per row needs less memory than a name and a period."""
     numbers: dict[str, int] = {}
-    devices, starts, ends, period = [], [], [], np.empty(0)
+    columns: tuple[list[np.ndarray], ...] = ([], [], [])  # device, start and end of the pieces
+    period = np.empty(0)
     for codes, names, start, end, given in pieces:
         known = np.array([numbers.setdefault(str(name), len(numbers)) for name in names], dtype=np.int32)
         device = known[codes]
@@ -135,9 +136,9 @@ def _assembled(pieces: Iterable[Piece], where: str) -> Trace:
         if (period[device] != given).any():  # also if a period is missing
             raise UsageError(f"{where}: every row must give its client's period, the same in all rows of a client")
         kept = ~(np.isnan(start) & np.isnan(end))
-        for part, values in ((devices, device), (starts, start), (ends, end)):
-            part.append(values[kept])
-    return Trace.of(list(numbers), _joined(devices), _joined(starts), _joined(ends), period, where)
+        for column, values in zip(columns, (device, start, end), strict=True):
+            column.append(values[kept])
+    return Trace.of(list(numbers), _joined(columns[0]), _joined(columns[1]), _joined(columns[2]), period, where)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
