@@ -94,6 +94,20 @@ def test_a_run_killed_between_checkpoints_repeats_the_rounds_after_the_last(tmp_
     assert torch.equal(resumed.form.w, whole.form.w)
 
 
+def test_checkpoints_every_so_many_seconds(tmp_path, monkeypatch):
+    """Each round takes ten seconds here, so that every third one is saved."""
+    now, saved = [0.0], []
+    monkeypatch.setattr("mimicfl.flower.loop.time.monotonic", lambda: now[0])
+
+    def watch(info):
+        saved.append(int(RunFolder(tmp_path).load("checkpoint")[1]["round"]))
+        now[0] += 10.0
+
+    run(mff.MimiC(folder=tmp_path, save_every="25s", callbacks=[watch], **OPTIONS), Toy(dim=50), clients=8, rounds=8)
+    assert saved == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert RunFolder(tmp_path).load("checkpoint")[1]["round"] == "8"
+
+
 @pytest.mark.parametrize("moment", ["segment", "head"])
 def test_a_process_killed_while_writing_leaves_a_complete_checkpoint(tmp_path, monkeypatch, moment):
     whole = federation(None, 6, **SPARSE)

@@ -1,4 +1,4 @@
-"""FedGain: an absent client counts with its last update, moved along with the others by a gain: 0 is MIFA, 1 is MimiC or FedVARP."""
+"""FedGain: estimate absent clients by their last update plus a gain times the others' change; 0 is MIFA, 1 is MimiC or FedVARP."""
 
 from dataclasses import dataclass
 
@@ -21,12 +21,12 @@ class GainState(State):
 @register("fedgain")
 @dataclass(frozen=True)
 class FedGain(Algorithm[GainState]):
-    """v_t is the mean over ALL N clients of g_i for i in S_t, and of the guess y_j + gain (v_t - u_j) for the absent ones.
+    """v_t is the mean over ALL N clients of g_i for i in S_t, and of the estimate y_j + gain (v_t - u_j) for the absent ones.
 
-    y_j is the update that client j sent last, u_j the direction of that round. With c_j = gain u_j - y_j the solution for v_t is
-    v_t = ((1 - k) v_{t-1} + s mean over S_t of (g_i + c_i)) / (1 - k + s k) with s = |S_t| / N and k = gain, as soon as all clients have
-    been seen. A client not seen yet agrees with the mean of the others (k_j = 1). Gain 1 is MimiC; gain 0 is MIFA (never_seen=exclude).
-    follow="innovations" guesses y_j + gain (mean over S_t of g_i - y_i): gain 1 is FedVARP; gain 0 is MIFA (never_seen=zero).
+    y_j is the update that client j sent last, u_j the direction of that round. With c_j = gain u_j - y_j the solution for v_t is v_t = ((1
+    - k) v_{t-1} + s mean over S_t of (g_i + c_i)) / (1 - k + s k) with s = |S_t| / N and k = gain, as soon as all clients have been seen. A
+    client not seen yet is assumed to agree with the mean of the others (k_j = 1). Gain 1 is MimiC; gain 0 is MIFA (never_seen=exclude).
+    follow="innovations" estimates y_j + gain (mean over S_t of g_i - y_i): gain 1 is FedVARP; gain 0 is MIFA (never_seen=zero).
     """
 
     gain: float = 0.75
