@@ -56,7 +56,8 @@ def train(problem: str, keys: Sequence[str], rounds: int | None, device: str) ->
         carry_out(plan, progress=note)
     except Diverged as error:  # the other runs were finished
         print(error, flush=True)
-    return {key: 100 * late_mean(rows, next(iter(plan.values())).rounds) for key, rows in found.items()}
+    length = rounds or int(PROBLEMS[problem][0]["rounds"])
+    return {key: 100 * late_mean(rows, length) for key, rows in found.items()}
 
 
 def late_mean(rows: dict[int, float], rounds: int) -> float:
