@@ -61,7 +61,7 @@ def check_weights(module: nn.Module) -> None:
 
 
 def multipliers(module: nn.Module, patterns: Sequence[tuple[str, float]]) -> list[float]:
-    """Return the learning-rate multiplier of every trainable parameter; the first pattern that matches its name counts.
+    """Return the learning-rate multiplier of every trainable parameter; the first pattern that matches its name applies.
 
     Raises a `UsageError` for a pattern that matches no trainable parameter.
     """
@@ -73,7 +73,7 @@ def multipliers(module: nn.Module, patterns: Sequence[tuple[str, float]]) -> lis
 
 
 def copy_sharing_frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of the module on the device. It shares frozen parameters that are there already, since nobody changes them."""
+    """Return a copy of the module on the device. It shares frozen parameters that are already there, since they never change."""
     frozen = [p for p in module.parameters() if not p.requires_grad]
     shared = all(p.device.type == device.type and device.index in (None, p.device.index) for p in frozen)  # cuda is the current GPU
     try:
@@ -94,7 +94,7 @@ class Workspace:
         self.module = copy_sharing_frozen(module, device)
         self.parameters = trainable(self.module)
         if not self.parameters:
-            raise UsageError("the model has no trainable parameters: nothing can be learned")
+            raise UsageError("the model has no trainable parameters; set requires_grad for at least one")
         kinds = {p.dtype for p in self.parameters}
         if len(kinds - HALF) > 1 or (kinds & HALF and torch.float64 in kinds):
             raise UsageError("the model mixes parameter types; convert it with model.float() or model.double()")
