@@ -306,6 +306,8 @@ class TestBuffers:
         assert use(normalised(track_running_stats=False)) == BatchUse((), True, True)
         images = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
         assert not use(images).refuses_one
+        single = nn.utils.parametrizations.spectral_norm(nn.Conv2d(1, 1, 1, bias=False))  # written in place, with the same values
+        assert use(nn.Sequential(single, nn.Flatten(), nn.Linear(64, 10))).changing
 
     @pytest.mark.parametrize("kind", [BatchedEngine, StreamsEngine])
     def test_batch_of_one_sample_is_refused_as_in_pytorch(self, kind):

@@ -76,13 +76,16 @@ class BatchUse:
     def of(cls, model: nn.Module, clients: Clients) -> "BatchUse":
         work, device, recorded = Workspace(model, clients.device), clients.device, {}
         index = torch.arange(min(SAMPLES, count(clients.x)), device=device)
-        before, devices = work.buffers(), [device] if device.type == "cuda" else []
+        before, devices, held = work.buffers(), [device] if device.type == "cuda" else [], dict(work.module.named_buffers())
+        versions = {name: value._version for name, value in held.items()}  # counts what changes a tensor in place
         for training in (False, True):
             work.module.train(training)
             with torch.no_grad(), torch.random.fork_rng(devices), Recorded(len(index)) as recorded[training]:
                 forward(work.module, clients.inputs(index))
         # A module that changes one of its buffers may change the others, which happened to stay equal here.
-        owners = {name.rpartition(".")[0] for name, after in work.buffers().items() if not identical(before[name], after)}
+        written = {name for name, value in held.items() if value._version != versions[name]}
+        changed = {name for name, after in work.buffers().items() if not identical(before[name], after)}
+        owners = {name.rpartition(".")[0] for name in written | changed}
         changing = tuple(name for name in before if name.rpartition(".")[0] in owners)
         return cls(changing, recorded[True].values == 1, recorded[False].values > 0)
 

@@ -72,6 +72,10 @@ class Stackable(Padded):
         out = kwargs.pop("out", None)
         return NotImplemented if out is None else out.copy_(F.normalize(*args, **kwargs))
 
+    def _one_hot(self, func: Any, tensor: Tensor, num_classes: int = -1) -> Any:
+        """PyTorch's own function looks at the values, to check them."""
+        return NotImplemented if num_classes < 0 else (tensor[..., None] == torch.arange(num_classes, device=tensor.device)).long()
+
     def _cell(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return recurrent.cell(func, *args, **kwargs)
 
@@ -99,6 +103,7 @@ REPLACED: dict[Any, Callable[..., Any]] = {
     F.group_norm: Stackable._group_norm,
     F.scaled_dot_product_attention: Stackable._attention,
     F.normalize: Stackable._normalize,
+    F.one_hot: Stackable._one_hot,
     **dict.fromkeys(COMPOSED, Stackable._composed),
     **dict.fromkeys(recurrent.CELLS, Stackable._cell),
     **dict.fromkeys(recurrent.LAYERS, Stackable._recurrent),
