@@ -81,6 +81,9 @@ def differences(arguments: Arguments, truth: mf.History, ours: mf.History) -> tu
             off = number_off(true[name], mine[name])
             wrong += [f"round {t}: {name} is {mine[name]}, not {true[name]}"] if not off <= allowed else []
             amount = max(amount, off)
+    if not (off := buffers_off(truth, ours)) <= allowed:
+        wrong.append(f"final buffers differ by {off:.1e}")
+    amount = max(amount, off)
     exact = exact_off(truth, ours) or ([] if wrong else accuracy_off(arguments, truth, ours, allowed))
     return wrong + exact, math.inf if exact else amount
 
@@ -91,6 +94,14 @@ def parameters_off(w_0: torch.Tensor, true: torch.Tensor, mine: torch.Tensor) ->
         return math.inf
     rounding = 16 * torch.finfo(true.dtype).eps * float(true.norm())
     return max(0.0, float((true - mine).norm()) - rounding) / max(float((true - w_0).norm()), rounding)
+
+
+def buffers_off(truth: mf.History, ours: mf.History) -> float:
+    """Return the largest relative difference of a buffer, such as a running mean; for values near zero, relative to 0.01."""
+    if truth.buffers.keys() != ours.buffers.keys():
+        return math.inf
+    pairs = [(true.double(), ours.buffers[name].double()) for name, true in truth.buffers.items() if true.numel()]
+    return max([0.0, *(float((true - mine).abs().max() / true.abs().max().clamp_min(1e-2)) for true, mine in pairs)])
 
 
 def number_off(true: float | None, mine: float | None) -> float:
@@ -154,5 +165,5 @@ def sensitivity(make: Make, truth: mf.History) -> float:
         except mf.Diverged:
             return math.inf
         losses = [number_off(a[name], b[name]) for a, b in zip(truth.rows, moved.rows, strict=True) for name in LOSSES]
-        worst = max([worst, parameters_off(w_0, truth.params, moved.params), *losses])
+        worst = max([worst, parameters_off(w_0, truth.params, moved.params), buffers_off(truth, moved), *losses])
     return worst

@@ -2,7 +2,6 @@
 
 import random
 import warnings
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ SHAPES: dict[str, list[Shape]] = {
     "sequence": [(4, 3)],
 }
 SHAPES["tokens"] = [(5,)]
-MOVING = ("counter", "batch_norm", "spectral_norm_conv")  # their buffers change during training, which batched and streams refuse
 FEW = 32  # the first trials are part of the test suite, so only two chains are compiled for them
 CHAINS = 10  # number of chains that are reused, so that each is compiled once
 
@@ -112,14 +110,13 @@ def _network(r: random.Random, seed: int, engine: str) -> Problem:
         return _chain(r, seed)
     # Workers compile the convolutions of float32 models. Only a few such models are drawn, to save compile time.
     double = {"plain": 1.0, "workers": 0.85, "auto": 0.85}.get(engine, 0.4)
-    without = MOVING if engine in ("batched", "streams") and r.random() < 0.9 else ()
-    return _any(r, seed, "float64" if r.random() < double else "float32", without)
+    return _any(r, seed, "float64" if r.random() < double else "float32")
 
 
-def _any(r: random.Random, seed: int, dtype: str, without: Sequence[str]) -> Problem:
+def _any(r: random.Random, seed: int, dtype: str) -> Problem:
     domain = r.choice(["image", "image", "image", "vector", "tokens", "signal", "sequence"])
     shape = r.choice(SHAPES[domain])
-    pieces = tuple(draw_pieces(r, domain, shape, r.randrange(1, 6), without))
+    pieces = tuple(draw_pieces(r, domain, shape, r.randrange(1, 6)))
     labels = r.choice(["classes", "classes", "classes", "targets", "binary"])
     x_dtype = r.choice([dtype, dtype, "uint8", "float32"]) if domain != "tokens" else "int64"
     made = Problem(seed, domain, shape, pieces, labels, outputs=1 if labels == "binary" else r.choice([3, 4]), dtype=dtype, x_dtype=x_dtype)

@@ -114,8 +114,19 @@ def instance_norm(r: random.Random, shape: Shape, n: str) -> Text:
 
 @piece("image signal")
 def batch_norm(r: random.Random, shape: Shape, n: str) -> Text:
-    running = r.choice(["", ", track_running_stats=False"])
-    return [f"self.{n} = nn.BatchNorm{len(shape) - 1}d({shape[0]}{running})"], [f"x = self.{n}(x)"]
+    words = r.choice(["", "", ", track_running_stats=False", ", momentum=None", ", affine=False", ", momentum=0.6"])
+    return [f"self.{n} = nn.BatchNorm{len(shape) - 1}d({shape[0]}{words})"], [f"x = self.{n}(x)"]
+
+
+@piece("image signal")
+def frozen_batch_norm(r: random.Random, shape: Shape, n: str) -> Text:
+    made = [f"self.{n} = nn.BatchNorm{len(shape) - 1}d({shape[0]})", f"self.{n}.running_mean += 0.2"]
+    return made, [f"self.{n}.eval()", f"x = self.{n}(x)"]
+
+
+@piece("image signal")
+def running_instance_norm(r: random.Random, shape: Shape, n: str) -> Text:
+    return [f"self.{n} = nn.InstanceNorm{len(shape) - 1}d({shape[0]}, track_running_stats=True)"], [f"x = self.{n}(x)"]
 
 
 @piece("image signal")

@@ -94,14 +94,12 @@ def grow(domain: str, shape: Shape, pieces: Sequence[Piece]) -> Network:
     return network
 
 
-def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int, without: Sequence[str] = ()) -> list[Piece]:
+def draw_pieces(r: random.Random, domain: str, shape: Shape, count: int) -> list[Piece]:
     """Draw `count` random pieces that fit one after another."""
     network, pieces = Network(domain, shape), []
     for _ in range(10 * count):
         fitting = [
-            n
-            for n, kind in sorted(PIECES.items(), key=lambda item: item[0])
-            if n not in without and (not kind.takes or network.domain in kind.takes.split())
+            n for n, kind in sorted(PIECES.items(), key=lambda item: item[0]) if not kind.takes or network.domain in kind.takes.split()
         ]
         if network.domain == "tokens":
             fitting = [name for name in fitting if PIECES[name].takes == "tokens"]

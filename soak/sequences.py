@@ -39,7 +39,9 @@ def one_hot(r: random.Random, shape: Shape, n: str) -> Text:
 @piece("sequence")
 def recurrent(r: random.Random, shape: Shape, n: str) -> Text:
     words = r.choice(["", "", ", bidirectional=True", ", num_layers=2", ", bias=False"])
-    return [f"self.{n} = nn.{r.choice(['LSTM', 'GRU', 'RNN'])}({shape[1]}, 3, batch_first=True{words})"], [f"x = self.{n}(x)[0]"]
+    kind = r.choice(["LSTM", "GRU", "RNN", "LSTM"])
+    words += ", proj_size=2" if kind == "LSTM" and r.random() < 0.2 else ""
+    return [f"self.{n} = nn.{kind}({shape[1]}, 3, batch_first=True{words})"], [f"x = self.{n}(x)[0]"]
 
 
 @piece("sequence", "vector")
@@ -70,6 +72,24 @@ def transformer(r: random.Random, shape: Shape, n: str) -> Text:
 def own_attention(r: random.Random, shape: Shape, n: str) -> Text:
     lines = [f"q, k, v = self.{n}(x).chunk(3, -1)", f"x = F.scaled_dot_product_attention(q, k, v, is_causal={r.random() < 0.5})"]
     return [f"self.{n} = nn.Linear({shape[1]}, 9)"], r.choice([lines, [lines[0], "x = torch.softmax(q @ k.transpose(1, 2), -1) @ v"]])
+
+
+@piece("sequence")
+def masked_attention(r: random.Random, shape: Shape, n: str) -> Text:
+    mask = r.choice(["m{n}.tril()", "m{n}.triu(1)", "m{n}.tril() | m{n}.triu(2)", "m{n}.to(x.dtype).cumsum(0).sin()"])
+    lines = [
+        f"q, k, v = self.{n}(x).unflatten(-1, (2, 6)).transpose(1, 2).chunk(3, -1)",
+        f"m{n} = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)",
+        f"x = F.scaled_dot_product_attention(q, k, v, attn_mask={mask.format(n=n)}, scale={r.choice([None, 0.5])})",
+        "x = x.transpose(1, 2).flatten(2)",
+    ]
+    return [f"self.{n} = nn.Linear({shape[1]}, 12)"], lines
+
+
+@piece("sequence")
+def token_norm(r: random.Random, shape: Shape, n: str) -> Text:
+    made = [f"self.{n} = nn.BatchNorm1d({shape[1]})"]
+    return made, one(r, f"x = self.{n}(x.flatten(0, 1)).view(x.shape)", f"x = self.{n}(x.transpose(1, 2)).transpose(1, 2)")
 
 
 @piece("sequence")

@@ -21,6 +21,8 @@ NAMES = [
     "fedau:cutoff=2",
     "fedawe:clip=0.05,evaluate=mean",
     "fedgain:follow=innovations",
+    "fedsteer:gain=0.6,follow=direction",
+    "fedsteer:gain=0.5,never_seen=zero",
 ]
 NOT_FEDAVG_ALONE = ("fedprox", "fedavgm", "focus")  # with a single client the others take the same steps as FedAvg
 N, D = 5, 4
@@ -98,7 +100,7 @@ class TestEvery:
 @pytest.mark.parametrize("name", NAMES)
 def test_vectors_sent_are_counted(quadratic, name):
     row = mf.simulate(**quadratic, algorithm=name, rounds=3, local=mf.LocalSGD(steps=1)).rows[-1]
-    up, down = 2 if "uploads=2" in name else 1, 2 if "scaffold" in name else 1
+    up, down = 2 if "uploads=2" in name else 1, 2 if "scaffold" in name or "fedsteer" in name else 1
     clients = len(quadratic["split"])
     assert (row["uploads"], row["vectors_up"], row["vectors_down"]) == (3 * up, 3 * up * clients, 3 * down * clients)
 
@@ -135,7 +137,7 @@ def test_fedau_does_not_count_forced_rounds():
 
 def test_registry_lists_all_algorithms():
     assert set(ALGORITHMS) >= {"fedau", "fedavg", "fedavgm", "fedprox", "fedvarp", "scaffold", "mifa", "mimic"}
-    assert set(ALGORITHMS) >= {"fedawe", "fedstale", "fedgain", "focus", "amplified-fedavg", "amplified-scaffold", "known-p"}
+    assert set(ALGORITHMS) >= {"fedawe", "fedstale", "fedgain", "fedsteer", "focus", "amplified-fedavg", "amplified-scaffold", "known-p"}
 
 
 def test_fedprox_with_mu_zero_is_fedavg_to_the_bit(digits):

@@ -1,4 +1,4 @@
-"""FedAWE, FedStale, amplified FedAvg and SCAFFOLD, and FedGain equal their naive loops, in float64, under dropouts."""
+"""FedAWE, FedStale, amplified FedAvg and SCAFFOLD, FedGain and FedSteer equal their naive loops, in float64, under dropouts."""
 
 import numpy as np
 import pytest
@@ -22,6 +22,11 @@ CASES = {
     "focus": (mf.FOCUS(), naive.focus),
     "fedgain": (mf.FedGain(0.6), lambda f: naive.fedgain(f, 0.6)),
     "fedgain-innovations": (mf.FedGain(0.6, "innovations"), lambda f: naive.fedgain(f, 0.6, "innovations")),
+    "fedsteer": (mf.FedSteer(), lambda f: naive.fedsteer(f, 1.0)),
+    "fedsteer-half": (mf.FedSteer(0.5), lambda f: naive.fedsteer(f, 0.5)),
+    "fedsteer-zero": (mf.FedSteer(0.3, never_seen="zero"), lambda f: naive.fedsteer(f, 0.3, never_seen="zero")),
+    "fedsteer-direction": (mf.FedSteer(0.6, "direction"), lambda f: naive.fedsteer_direction(f, 0.6)),
+    "fedsteer-direction-one": (mf.FedSteer(1, "direction"), lambda f: naive.fedsteer_direction(f, 1.0)),
 }
 SETTINGS = [
     ("sum", "uniform", {"epochs": 2, "batch_size": 5}),
@@ -91,6 +96,34 @@ def test_special_cases(quadratic, member, same, weighting):
     torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize(
+    ("member", "same", "steps"),
+    [
+        (mf.FedSteer(never_seen="zero"), "scaffold", 3),
+        (mf.FedSteer(never_seen="zero"), "fedvarp", 1),
+        (mf.FedSteer(0, never_seen="zero"), "mifa", 1),
+        (mf.FedSteer(0), "mifa:never_seen=exclude", 1),
+        (mf.FedSteer(0.6, never_seen="zero"), "fedgain:gain=0.6,follow=innovations", 1),
+        (mf.FedSteer(0.6, "direction"), "fedgain:gain=0.6", 1),
+        (mf.FedSteer(1, "direction"), "mimic", 1),
+    ],
+    ids=lambda x: str(x),
+)
+def test_special_cases_of_fedsteer(quadratic, member, same, steps, weighting):
+    """With one local step the shift cancels, and the other members of FedGain's family follow."""
+    split = [part[: 4 + i] for i, part in enumerate(quadratic["split"])]
+    schedule = random_schedule(40, 6, seed=5, p=0.3)
+    schedule[0] = [1, 0, 1, 0, 0, 0]
+    schedule[:15, 5] = False  # seen late
+    given = {**quadratic, "split": split, "availability": mf.availability.Explicit(schedule), "weighting": weighting}
+    local = mf.LocalSGD(steps=steps, batch_size=4, lr=mf.lr.geometric(0.05, 0.97))
+    ends = [mf.simulate(**given, algorithm=algorithm, local=local).params for algorithm in (member, same)]
+    assert ends[0].norm() > 0.1
+    torch.testing.assert_close(*ends, rtol=1e-10, atol=1e-12)
+
+
 def test_fedgain_needs_only_a_sum(quadratic):
     """The client form: clients keep c_i, the server sees the sum of g_i + c_i and how many of them are new, and sends v_t back."""
     n, d, gain = 6, 4, 0.6
@@ -146,6 +179,8 @@ def test_fedawe_repeats_an_update_for_every_round_missed():
     [
         (lambda: mf.FedGain(1.1), "gain"),
         (lambda: mf.FedGain(0.5, "nobody"), "follow"),
+        (lambda: mf.FedSteer(never_seen="none"), "never_seen"),
+        (lambda: mf.FedSteer(gain=-1), "gain"),
         (lambda: mf.FedStale(-0.1), "beta"),
         (lambda: mf.FedStale(0.5, "guessed"), "estimated"),
         (lambda: mf.FedAWE(clip=-1), "clip"),

@@ -60,16 +60,26 @@ MODELS = {
         nn.Conv2d(1, 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 20, 2, dilation=2), nn.ReLU(), nn.Flatten(), nn.Linear(20, 10)
     ),
     "groups": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.Conv2d(4, 4, 3, groups=2), nn.Flatten(), nn.Linear(64, 10)),
+    "wide groups": lambda: nn.Sequential(
+        nn.Conv2d(1, 6, 3), nn.Conv2d(6, 9, (3, 1), stride=(2, 1), padding=(1, 0), groups=3), nn.Flatten(), nn.Linear(162, 10)
+    ),
+    "depthwise": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.Conv2d(4, 8, 3, padding="same", groups=4),
+        nn.Conv2d(8, 8, 3, stride=2, groups=8),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    ),
     "residual": Residual,
     "keywords": Keywords,
 }
 
 
-def problem(model, device="cpu", dtype=torch.float64, augment=False):
-    x = torch.randint(0, 256, (sum(SIZES), 1, 8, 8), dtype=torch.uint8)
+def problem(model, device="cpu", dtype=torch.float64, augment=False, sizes=SIZES):
+    x = torch.randint(0, 256, (sum(sizes), 1, 8, 8), dtype=torch.uint8)
     y = torch.arange(len(x)) % 10
     data = mf.Data(x, y, x[:10], y[:10], augment=augment)
-    split = np.split(np.random.default_rng(0).permutation(len(x)), np.cumsum(SIZES)[:-1])
+    split = np.split(np.random.default_rng(0).permutation(len(x)), np.cumsum(sizes)[:-1])
     return model.to(dtype), Clients(data, split, torch.device(device), dtype)
 
 
@@ -97,3 +107,6 @@ def assert_same(ours, plain, rtol=1e-9):
         torch.testing.assert_close(mine.g, true.g, rtol=0, atol=rtol * scale)
         torch.testing.assert_close(mine.loss, true.loss, rtol=rtol, atol=rtol)
         assert mine.K.tolist() == true.K.tolist()
+        assert mine.buffers.keys() == true.buffers.keys()
+        for name, rows in true.buffers.items():
+            torch.testing.assert_close(mine.buffers[name], rows, rtol=rtol, atol=rtol, equal_nan=True)

@@ -203,12 +203,10 @@ class TestDropout:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 @pytest.mark.parametrize(
     ("model", "words"),
     [
         (DataDependent(), "cannot be stacked"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)), "running statistics"),
         (nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.RReLU(), nn.Linear(8, 10)), "cannot be stacked"),
         (nn.Sequential(nn.Flatten(), nn.AlphaDropout(0.3), nn.Linear(64, 10)), "cannot be stacked"),
         (nn.Sequential(nn.Flatten(), nn.Dropout(0.3), nn.AlphaDropout(0.3), nn.Linear(64, 10)), "cannot be stacked"),

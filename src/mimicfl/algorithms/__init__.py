@@ -19,6 +19,7 @@ from .fedbuff import FedBuff
 from .fedgain import FedGain
 from .fedprox import FedProx
 from .fedstale import FedStale
+from .fedsteer import FedSteer
 from .fedvarp import FedVARP
 from .focus import FOCUS
 from .known_p import KnownP
@@ -41,6 +42,7 @@ __all__ = [
     "FedGain",
     "FedProx",
     "FedStale",
+    "FedSteer",
     "FedVARP",
     "KnownP",
     "MimiC",

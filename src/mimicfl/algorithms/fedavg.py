@@ -18,6 +18,7 @@ class FedAvg(Algorithm[State]):
 
     color = "#e69f00"
     needs_population = False
+    mean_suffices = True
     paper_rank = 1
 
     def aggregate(self, state: State, active: Tensor, g: Tensor, step: Step) -> None:

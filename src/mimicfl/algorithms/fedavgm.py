@@ -27,6 +27,7 @@ class FedAvgM(Algorithm[MomentumState]):
     damped: bool = True
     color = "#8c6d31"
     needs_population = False
+    mean_suffices = True
 
     def __post_init__(self) -> None:
         Momentum(self.momentum, damped=self.damped)  # refuses what it cannot use

@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model (Li et al., 2020)."""
+"""FedProx: FedAvg whose local models are kept close to the global model (Li et al., 2020)."""
 
 from dataclasses import dataclass
 
@@ -18,6 +18,7 @@ class FedProx(FedAvg):
     color = "#56b4e9"
     dashed = True  # with a small mu it follows FedAvg so closely that a solid line would hide it
     needs_population = False
+    mean_suffices = True
     paper_rank = 2
 
     def __post_init__(self) -> None:

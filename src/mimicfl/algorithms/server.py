@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Diverged, UsageError
-from .base import Algorithm, Step, Task, checked_task, pack, trait, unpack
-from .client_memory import ClientMemory
+from .base import Algorithm, Step, Task, checked_task, declared, pack, trait, unpack
+from .client_memory import Budget, ClientMemory
 from .server_optimizers import Moments, ServerOptimizer
 
 Rate = Callable[[int, int], float]  # of the round and the number of active clients
@@ -45,11 +46,16 @@ class Request:
     eta: float  # eta_t, which only the server uses
     staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
     starts: Sequence[Start] | None = field(default=None, kw_only=True)  # [m] of clients with different starts; None: all have w
+    mean_suffices: bool = field(default=False, kw_only=True)  # the server needs only the mean of g over the clients, weighted by share
 
 
 @dataclass(frozen=True)
 class ClientUpdates:
-    """What the active clients send back; rows follow `Request.active`."""
+    """What the active clients send back; rows follow `Request.active`.
+
+    Where `Request.mean_suffices`, an engine may put the clients into groups and return the means over the groups, weighted by the
+    clients' shares: g and the buffers then have one row per group, and `group` says which row is whose.
+    """
 
     g: Tensor  # [m, d] sum of the local steps, in gradient units
     K: Tensor  # [m] local steps taken
@@ -57,6 +63,7 @@ class ClientUpdates:
     buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
     sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Task.send` asked for
     finite: bool = False  # g is known to be finite, and need not be checked
+    group: Tensor | None = None  # [m] the row of g that holds the mean over a client's group; None: g has a row per client
 
     @classmethod
     def cat(cls, parts: "Sequence[ClientUpdates]") -> "ClientUpdates":
@@ -70,13 +77,17 @@ class ClientUpdates:
         )
         return cls(g, K, loss, buffers, sent)
 
+    def summed(self, weights: Tensor) -> Tensor:
+        """The clients' weights [m] as weights of the rows of g."""
+        return weights if self.group is None else weights.new_zeros(len(self.g)).index_add(0, self.group, weights)
+
 
 class Server:
     """An algorithm, its state, the model's buffers, the rates and the server optimizer of one run.
 
     share          [N] the clients' weights among all clients, sum 1
-    steps_to_K     how many gradients' worth a number of local steps is (more than one each with local momentum)
-    optimizer      how the model follows the change that the algorithm proposes; None: it takes it as it is
+    steps_to_K     the equivalent number of gradients for a number of local steps (more than one per step with local momentum)
+    optimizer      how the change that the algorithm proposes is applied; None: unchanged
     warm_start     all clients participate in round 0, whether they are available or not
     """
 
@@ -99,7 +110,7 @@ class Server:
             raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
         self.send: tuple[str, ...] | None = None  # the names that the first task asked for
-        self.participation_rates: Rates | None = None  # set by whoever knows when clients participate
+        self.participation_rates: Rates | None = None  # set by the run, which knows when clients participate
         with _named(algorithm, "init", 0):
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
@@ -118,7 +129,8 @@ class Server:
         if task.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
             raise UsageError(f"{type(self.algorithm).__name__}.task: send must be the same in every round, got {self.send} and {task.send}")
         eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
-        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta)
+        enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not task.send
+        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta, mean_suffices=enough)
 
     def apply(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
         """Aggregate the clients' updates and advance the global model by one round; returns what `aggregate` was given.
@@ -127,7 +139,8 @@ class Server:
         """
         good = torch.isfinite(updates.loss)
         for rows in (*([] if updates.finite else [updates.g]), *updates.sent.values()):
-            good &= torch.isfinite(rows).all(dim=1)
+            finite = torch.isfinite(rows).all(dim=1)
+            good &= finite if updates.group is None else finite[updates.group]
         if not bool(good.all()):
             client = int(request.active[int((~good).nonzero()[0])])
             where = f"in round {request.t} at client {client} (local rate {request.eta_L:g})"
@@ -136,7 +149,8 @@ class Server:
         K = self.steps_to_K(updates.K)
         g = updates.g if self.update == "sum" else updates.g / K[:, None].to(updates.g.dtype)
         forced = self.warm_start and request.t == 0
-        values = (request.t, request.eta, request.eta_L, K, weights, request.share, self.update, updates.sent, forced)
+        weights, share = updates.summed(weights), updates.summed(request.share)
+        values = (request.t, request.eta, request.eta_L, K, weights, share, self.update, updates.sent, forced)
         stale = None if request.staleness is None else torch.from_numpy(request.staleness).to(self.w.device)
         step = Step(*values, participation_rates=self._participation_rates(request.active, forced), staleness=stale)
         w = self.w if self.optimizer is None else self.w.clone()  # a custom `aggregate` may change state.w in place
@@ -177,6 +191,12 @@ class Server:
         found = torch.from_numpy(self.participation_rates(active)).to(self.w.device)
         return torch.ones_like(found) if forced else found  # a forced client participates with probability 1
 
+    def limit_memory(self, budget: Budget | None = None, folder: Path | None = None) -> None:
+        """How much memory per-client state may take, and the folder for what does not fit."""
+        for value in vars(self.state).values():
+            if isinstance(value, ClientMemory):
+                value.budget = budget or dataclasses.replace(value.budget, folder=folder)
+
     def grow(self, num_clients: int, share: Tensor) -> None:
         """Extend the state to more clients: per-client memory gets new rows, other tensors are unchanged."""
         grown = self.algorithm.init(self.w, num_clients)
@@ -211,7 +231,7 @@ def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Te
     merged = {}
     for name, rows in stacked.items():
         if bool((rows == rows[0]).all()):
-            merged[name] = rows[0]  # constants stay what they are, to the bit
+            merged[name] = rows[0]  # constants stay bit-equal
         elif rows.is_floating_point():
             merged[name] = torch.einsum("m,m...->...", weights.to(rows.dtype), rows)
         else:

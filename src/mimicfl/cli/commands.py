@@ -32,12 +32,16 @@ class Command(Parser):
             "--dry-run", action="store_true", help="only print what would run, and estimate how long it takes and how much memory it needs"
         )
 
-    def add_track(self) -> None:
+    def add_ray(self, what: str = "train the clients on a Ray cluster") -> None:
+        text = f"{what}: its address, 'auto', or 'local' for workers on this machine"
+        self.add_argument("--ray", default="", help=text, metavar="ADDRESS")
+
+    def add_track(self, what: str = "send every round to a tracker") -> None:
         self.add_argument(
             "--track",
             action="append",
             default=[],
-            help="send every round to a tracker: tensorboard:DIR, wandb:PROJECT, wandb:PROJECT,offline=true, mlflow:URI or csv:DIR",
+            help=f"{what}: tensorboard:DIR, wandb:PROJECT, wandb:PROJECT,offline=true, mlflow:URI or csv:DIR",
             metavar="SPEC",
         )
 

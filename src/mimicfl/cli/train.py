@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         return print_forecast(console, forecast({"": (e, prepared)}, out), out)
     console.print(_announcement(e, out), soft_wrap=True)
     with Reporter(console) as progress:
-        [history] = execute({"": (e, prepared)}, out, progress, progress.notice, callbacks=trackers).values()
+        [history] = execute({"": (e, prepared)}, out, progress, progress.notice, callbacks=trackers, ray=arguments.ray).values()
     return _finish(console, history, out)
 
 
@@ -66,9 +66,10 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     _announce_plugins(waiting, plugins)
     heading = f"resuming {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"resuming {f.path}" for f in waiting)
     with Reporter(console, runs=len(waiting), heading=heading) as progress:
-        if waiting:  # together, as they were begun
+        if waiting:  # together, as they were started
             plan = {"" if f.path == root else str(f.path.relative_to(root)): resumable(f, plugins) for f in waiting}
-            carry_out(plan, root, progress, progress.notice, callbacks=[make_tracker(spec) for spec in arguments.track])
+            trackers = [make_tracker(spec) for spec in arguments.track]
+            carry_out(plan, root, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
     for folder in folders:
         _finish(console, read(folder), folder.path)
 
@@ -93,7 +94,7 @@ def demo(arguments: argparse.Namespace, console: Console) -> None:
         "Handwritten digits on 30 clients, two classes each. "
         "Clients that hold digits 0-2 participate in 2 % of the rounds, the others in 30 %."
     )
-    arguments.out, arguments.dry_run, arguments.track = arguments.out or "runs/demo", False, []
+    arguments.out, arguments.dry_run, arguments.track, arguments.ray = arguments.out or "runs/demo", False, [], ""
     _compare(arguments, console, from_dict(DEMO), list(paper_algorithms()), [0, 1, 2])
 
 
@@ -106,7 +107,7 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
         return print_forecast(console, forecast(build_all(plan), target), target)
     heading = f"{counted(len(names), 'algorithm')} x {counted(len(seeds), 'seed')} into {target}"
     with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
-        carry_out(plan, target, progress, progress.notice, callbacks=trackers)
+        carry_out(plan, target, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
     report = write_report([target / name for name in plan], target)
     print_report(console, report)
     return console.print(f"{time.monotonic() - began:.0f} s", style="dim")
@@ -114,11 +115,12 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
 
 def track(arguments: argparse.Namespace, console: Console) -> None:
     if not arguments.track:
-        raise UsageError("say where to, as in 'mimicfl track send runs/demo --track tensorboard:logs'")
+        raise UsageError("name a tracker, as in 'mimicfl track send runs/demo --track tensorboard:logs'")
     for spec in arguments.track:
         tracker = make_tracker(spec)
-        count = sum(send(run, tracker) for run in arguments.runs)
-        console.print(f"{counted(count, 'run')} sent to {spec}", soft_wrap=True)
+        runs, rounds = map(sum, zip(*(send(run, tracker) for run in arguments.runs), strict=True))
+        already = "" if rounds else f"; {spec} already has all of them"
+        console.print(f"{counted(rounds, 'new round')} of {counted(runs, 'run')} sent to {spec}{already}", soft_wrap=True)
 
 
 def print_overview(console: Console, groups: Sequence[Group]) -> bool:

@@ -1,7 +1,7 @@
 """The samples of all clients, stored once on the training device; a client is a list of row indices."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .augment import crop_and_flip, transformed
 from .dataset import Data
-from .samples import Samples, clone, count, parts, rows
+from .samples import Samples, clone, count, joined, parts, rows
 
 
 class Clients:
@@ -47,6 +47,23 @@ class Clients:
             x = self.data.inputs(x, self.dtype)
             yield x if transform is None or generator is None else transformed(transform, x, generator), rows(self.y, batch)
 
+    def emptied(self) -> "Clients":
+        """The same clients without their samples, small enough to be sent; `with_samples` adds those of some clients elsewhere."""
+        few, held = copy.copy(self), copy.copy(self.data)
+        part = {f"{name}_{part}": rows(getattr(self.data, f"{name}_{part}"), slice(2)) for name in "xy" for part in ("train", "test")}
+        vars(held).update(part, ids=None, test_ids=None, optimum=None, _resident={}, _scaling={})  # Data refuses assignments
+        few.data, few.x, few.y = held, rows(self.x, slice(0)), rows(self.y, slice(0))
+        few.split = [np.arange(0) for _ in self.split]
+        return few
+
+    def with_samples(self, numbers: Sequence[int], x: Samples, y: Samples) -> "Clients":
+        """Add the samples of these clients, given one client after the other."""
+        more, begin = copy.copy(self), count(self.x)
+        more.x, more.y, more.split = joined(self.x, x), joined(self.y, y), list(self.split)
+        for client in numbers:
+            more.split[client] = np.arange(begin, begin := begin + int(self.sizes[client]))
+        return more
+
 
 class Holdout:
     """Evaluation samples, in slices small enough for any device."""
@@ -59,7 +76,7 @@ class Holdout:
         return count(self.x)
 
     def slices(self) -> "Iterator[Holdout]":
-        """The samples as several smaller ones, of a slice each."""
+        """The samples in several smaller objects, one per slice."""
         for x, y in zip(parts(self.x, self.slice_size), parts(self.y, self.slice_size), strict=True):
             piece = copy.copy(self)
             piece.x, piece.y = x, y

@@ -62,6 +62,14 @@ def parts(samples: Samples, size: int) -> Iterator[Samples]:
         yield rows(samples, slice(begin, begin + size))
 
 
+def joined(a: S, b: S) -> S:
+    """The samples of two parts with the same entries, one after the other."""
+    both = [torch.cat(pair) for pair in zip(tensors(a), tensors(b), strict=True)]
+    if isinstance(a, Tensor):
+        return both[0]  # type: ignore[return-value]
+    return dict(zip(a, both, strict=True)) if isinstance(a, dict) else tuple(both)  # type: ignore[return-value]
+
+
 def clone(samples: Samples) -> Samples:
     return mapped(torch.clone, samples)
 

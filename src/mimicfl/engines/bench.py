@@ -1,9 +1,10 @@
 """Benchmark of the engines: check that they agree, then measure the wall time per client-step, with the engines interleaved."""
 
 import copy
+import functools
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..algorithms import Task
 from ..clients.local_sgd import LocalSGD
 from ..clients.losses import Loss, as_loss
 from ..clients.models import build
-from ..clients.params import flatten
+from ..clients.params import flatten, load, trainable
 from ..data.arrays import as_split
 from ..data.clients import Clients
 from ..data.dataset import Data
@@ -23,7 +24,9 @@ from ..data.partition import iid
 from ..data.samples import forward, rows
 from ..errors import UsageError, integer, one_of
 from ..problem import find_device
+from ..settings.declare import MOST_LANES
 from .capabilities import TOLERANCE, Unsupported, agree
+from .create import create
 from .interface import TrainRequest
 from .plain import PlainEngine
 from .stacked.lanes import ENOUGH_LANES
@@ -61,8 +64,7 @@ class Bare:
     def train(self, requests: Sequence[TrainRequest]) -> list[Any]:
         for request in requests:
             for client in request.active.tolist():
-                nn.utils.vector_to_parameters(request.w, self.model.parameters())
-                optimizer = torch.optim.SGD(self.model.parameters(), lr=request.eta_L)
+                optimizer = torch.optim.SGD(trainable(load(self.model, request.w)), lr=request.eta_L)
                 clients = request.clients
                 for chosen in torch.from_numpy(clients.split[client]).to(request.w.device).split(int(request.local.batch_size or 0)):
                     optimizer.zero_grad()
@@ -95,24 +97,21 @@ def bench(
     return timings, notes
 
 
+def makers(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int) -> dict[str, Callable[[], Any]]:
+    """Return a function per fast engine that prepares it for m clients; it raises `Unsupported` if the engine cannot run the model."""
+    lanes, streams = min(m, ENOUGH_LANES), min(m, MOST_LANES["streams"])
+    labels = {
+        **{"native": "native", "workers": "workers", "batched": f"batched:{lanes}", "compiled": f"batched:{lanes}:compiled"},
+        **{"streams": f"streams:{streams}", "compiled-streams": f"streams:{streams}:compiled"},
+    }
+    return {name: functools.partial(create, label, net, clients, loss, precision) for name, label in labels.items()}
+
+
 def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int, only: list[str]) -> tuple[list[Any], list[str]]:
     """Prepare the bare loop, the plain engine and the fast engines that support the model; also return a note per fast engine."""
-    from .native.engine import NativeEngine
-    from .stacked.batched.engine import BatchedEngine
-    from .stacked.streams import StreamsEngine
-    from .workers import WorkersEngine
-
-    given = (net, clients, loss)
-    fast: dict[str, Any] = {
-        "native": lambda: NativeEngine(*given),
-        "workers": lambda: WorkersEngine(*given),
-        "batched": lambda: BatchedEngine(*given, precision, min(m, ENOUGH_LANES)),
-        "compiled": lambda: BatchedEngine(*given, precision, min(m, ENOUGH_LANES), compiled=True),
-        "streams": lambda: StreamsEngine(*given, precision, min(m, StreamsEngine.MOST)),
-        "compiled-streams": lambda: StreamsEngine(*given, precision, min(m, StreamsEngine.MOST), compiled=True),
-    }
+    fast = makers(net, clients, loss, precision, m)
     default = ("native", "workers") if clients.device.type == "cpu" else ("batched", "compiled", "streams", "compiled-streams")
-    engines: list[Any] = [Bare(*given), PlainEngine(*given)]
+    engines: list[Any] = [Bare(net, clients, loss), PlainEngine(net, clients, loss)]
     notes = []
     for name in only or default:
         start = time.perf_counter()
@@ -149,11 +148,7 @@ def _compare(engines: list[Any], request: TrainRequest, repeats: int, precision:
     took: list[list[float]] = [[] for _ in engines]
     for _ in range(repeats):
         for engine, times in zip(engines, took, strict=True):
-            _synchronize(request.w.device)
-            start = time.perf_counter()
-            engine.train([request])
-            _synchronize(request.w.device)
-            times.append(1e6 * (time.perf_counter() - start) / steps)
+            times.append(1e6 * seconds(engine, request) / steps)
     return [
         Timing(
             _label(engine),
@@ -167,6 +162,15 @@ def _compare(engines: list[Any], request: TrainRequest, repeats: int, precision:
         )
         for engine, times, gap, peak in zip(engines, took, gaps, peaks, strict=True)
     ]
+
+
+def seconds(engine: Any, request: TrainRequest) -> float:
+    """Train a round, until the device has finished; return the wall time."""
+    _synchronize(request.w.device)
+    start = time.perf_counter()
+    engine.train([request])
+    _synchronize(request.w.device)
+    return time.perf_counter() - start
 
 
 def _label(engine: Any) -> str:

@@ -6,6 +6,7 @@ separately, at the run's parameters and at perturbed ones, because initial weigh
 
 import copy
 import dataclasses
+from contextlib import nullcontext
 from functools import cached_property
 
 import numpy as np
@@ -16,12 +17,13 @@ from ..algorithms import Task
 from ..clients.local_sgd import LocalSGD
 from ..data.clients import Clients, Holdout
 from ..data.samples import Samples, forward, rows
-from ..metrics.evaluate import counted
+from ..metrics.evaluate import counted_targets
 from ..problem import Problem
 from ..seeds import stream
 from ..tasks import LearningTask
-from .capabilities import Unsupported, compared, distances
+from .capabilities import Unsupported, errors, same_buffer
 from .interface import ClientUpdates, Engine, TrainingRun, TrainRequest
+from .padding import Padded
 from .plain import PlainEngine
 from .torch_overrides import without_dropout
 
@@ -84,21 +86,29 @@ class Reference:
     def check_samples(self) -> None:
         """Raise `Unsupported` if a sample's output depends on the other samples of its batch, for engines that pad short batches."""
         if not self.samples_are_independent:
-            raise Unsupported("its samples depend on each other within a batch (BatchNorm, or a mean over the batch)")
+            raise Unsupported("its samples depend on each other within a batch (a mean over the batch, for example)")
 
     @cached_property
     def samples_are_independent(self) -> bool:
-        """Whether half of a batch alone gives the same outputs as within the batch, in training mode."""
+        """Whether half of a batch alone gives the same outputs and buffers as within a batch whose other half is padding, in training mode.
+
+        BatchNorm passes, since its statistics leave out the padding.
+        """
         problem, work = self.problem, self.trains.work
-        chosen = mixed_rows(self.run)[: max(2, max(batch_sizes(problem)))]
+        chosen = mixed_rows(self.run)[: max(3, max(batch_sizes(problem)))]  # half of it must be more than one: BatchNorm refuses that
         inputs, half = problem.clients.inputs(chosen), (len(chosen) + 1) // 2
+        weights = (torch.arange(len(chosen), device=problem.device) < half).to(work.w.dtype) / half
         for request in self.requests if max(batch_sizes(problem)) > 1 else []:
             with torch.no_grad(), torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
-                outputs = []
-                for part in (inputs, rows(inputs, slice(half))):
+                found = []
+                for part, mode in ((inputs, Padded(weights)), (rows(inputs, slice(half)), nullcontext())):
                     work.load(request.w, request.buffers)
-                    outputs.append(forward(work.module, part)[:half])
-            if bool(torch.isfinite(outputs[0]).all()) and not _near(outputs[1], outputs[0], self.close_outputs):
+                    with mode:
+                        found.append((forward(work.module, part)[:half], work.buffers()))
+            (outputs, buffers), (alone, after) = found
+            if bool(torch.isfinite(alone).all()) and not _near(outputs, alone, self.close_outputs):
+                return False
+            if not all(same_buffer(buffers[name], value, self.close_outputs) for name, value in after.items()):
                 return False
         return True
 
@@ -137,12 +147,11 @@ class Reference:
 
     def _compare(self, ours: ClientUpdates, point: int) -> None:
         true = self.updates(point)
-        for name, mine in compared(ours).items():
-            off = distances(mine, compared(true)[name])
+        for name, off in errors(ours, true).items():
             if bool((off <= self.close).all()):
                 continue
             # An engine cannot be expected to be closer than plain is to itself when its parameters are perturbed by rounding.
-            moved = distances(compared(self.updates(point, rounded=True))[name], compared(true)[name])
+            moved = errors(self.updates(point, rounded=True), true).get(name, torch.zeros_like(off))
             if not bool((off <= (UNSTEADY * moved).clamp_min(self.close)).all()):
                 raise Unsupported(f"its fast version differs from PyTorch on a test batch by {100 * float(off.max()):.2g} %")
 
@@ -196,7 +205,8 @@ def mixed_rows(run: TrainingRun) -> Tensor:
     if isinstance(y, Tensor) and not y.is_floating_point():
         labels = y.cpu().numpy()[used].reshape(len(used), -1)
         _, first = np.unique(labels, return_index=True)
-        skipped = used[~counted(torch.from_numpy(labels), run.problem.loss).all(dim=1).numpy()][:2]  # first, however many labels there are
+        held = counted_targets(torch.from_numpy(labels), run.problem.loss).all(dim=1).numpy()
+        skipped = used[~held][:2]  # first, however many labels there are
         some = np.concatenate([skipped, used[np.unique(first // labels.shape[1])], some])
     order = stream(run.seed, "mixed").permutation(some[:LOSS_SAMPLES])
     return torch.from_numpy(order).to(run.problem.device)

@@ -47,7 +47,7 @@ class TrainRequest(Request):
         tasks = [Task(task.shift[row] if isinstance(task.shift, Tensor) else task.shift, task.mu, send=task.send) for row in rows]
         starts = self.starts or [Start(w, self.buffers, self.eta_L) for w in task.start]
         return [
-            replace(self, active=self.active[row], share=self.share[row], task=one, starts=None, **vars(start))
+            replace(self, active=self.active[row], share=self.share[row], task=one, starts=None, mean_suffices=False, **vars(start))
             for row, one, start in zip(rows, tasks, starts, strict=True)
         ]
 

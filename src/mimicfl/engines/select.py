@@ -10,6 +10,7 @@ import torch
 from ..errors import UsageError
 from ..settings import engine_parts
 from .capabilities import Unsupported, unsupported_on_error
+from .cluster.engine import RayEngine, cluster_parts
 from .cost import Cost, Workload
 from .equality import few_steps
 from .interface import Engine, TrainingRun
@@ -33,11 +34,15 @@ def check_engine(name: str, device: torch.device) -> None:
         raise UsageError(f"engine {kind} runs on the CPU: use device cpu, or engine auto")
 
 
-def select_engine(name: str, runs: Sequence[TrainingRun], notice: Notice | None = None) -> tuple[Engine, str]:
-    """Return an engine for these runs and a sentence with the reason. `notice` is called if the engine changes during the run."""
+def select_engine(name: str, runs: Sequence[TrainingRun], notice: Notice | None = None, ray: str = "") -> tuple[Engine, str]:
+    """Return an engine for these runs and a sentence with the reason. `notice` is called if the engine changes during the run.
+
+    With `ray`, the address of a cluster, its workers train with the engine that is selected here.
+    """
     problem = runs[0].problem
     plain = PlainEngine(problem.model, problem.clients, problem.loss)
-    wanted = _wanted(name, {run.engine for run in runs if run.t})
+    was = {cluster_parts(run.engine) for run in runs if run.t}
+    wanted = _wanted(name, {label for _, label in was})
     with exact(problem.precision):
         if wanted == "auto":
             engine, why = _auto(runs, plain, notice)
@@ -47,6 +52,10 @@ def select_engine(name: str, runs: Sequence[TrainingRun], notice: Notice | None 
                 engine = _provisional(runs, work, notice)  # resumed: the estimate may not have been checked yet
         else:
             engine, why = _requested(wanted, runs, plain)
+    if ray:
+        groups = was.pop()[0] if len(was) == 1 else 0
+        engine = RayEngine.start(ray, engine, runs, groups, notice)
+        why += f", on {engine.pool.size} workers of a Ray cluster"
     why += _resumed_from(runs, engine)
     fix_threads(runs, engine)
     return engine, why

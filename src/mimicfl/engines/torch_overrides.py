@@ -1,5 +1,7 @@
 """Intercepts PyTorch calls of a running model, however the call is written, so that an engine can replace them."""
 
+import types
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -7,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..clients.params import copy_sharing_frozen
+from ..clients.params import copy_sharing_frozen, mix_in
 from ..data.samples import Samples, forward, tensors
 
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 DROPOUT = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)  # the fast engines draw these masks from their own keys
 LAYERS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
@@ -25,6 +28,35 @@ def conv2d_call(
 
 def dropout_call(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> tuple[Tensor, float, bool]:
     return input, p, training
+
+
+def attention_call(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, float, bool, float | None, bool]:
+    return query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa
+
+
+def is_packed(arguments: Sequence[Any]) -> bool:
+    """Whether a recurrent layer is called with a packed sequence: its batch sizes precede the state and the parameters."""
+    return isinstance(arguments[3], (list, tuple))
+
+
+def seen_inside(function: Any) -> Any:
+    """Return a copy of a PyTorch function that is written in Python, without its own dispatch: a mode then sees the calls inside it."""
+    ours = {**function.__globals__, "has_torch_function": lambda tensors: False}
+    copied = types.FunctionType(function.__code__, ours, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return copied
+
+
+COMPOSED = {F.multi_head_attention_forward: seen_inside(F.multi_head_attention_forward)}
 
 
 def pair(value: Any) -> tuple[int, ...]:
@@ -46,8 +78,7 @@ def without_dropout(model: nn.Module, inputs: Samples) -> nn.Module | None:
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), called:
         forward(no_dropout, inputs)
     if called.seen:
-        kind = type(no_dropout)
-        no_dropout.__class__ = type(kind.__name__, (NoDropout, kind), {})  # not a wrapper module: parameters and buffers keep their names
+        mix_in(no_dropout, NoDropout)
     return no_dropout if called.seen or layers else None
 
 
@@ -57,11 +88,24 @@ class WithoutDropout(TorchFunctionMode):
     seen = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func not in DROPOUT:
-            return func(*args, **(kwargs or {}))
-        x, p, training = dropout_call(*args, **(kwargs or {}))
-        self.seen |= training and p > 0
-        return x
+        kwargs = kwargs or {}
+        if func in DROPOUT:
+            x, p, training = dropout_call(*args, **kwargs)
+            self.seen |= training and p > 0
+            return x
+        if func in COMPOSED:
+            with self:
+                return COMPOSED[func](*args, **kwargs)
+        if func is F.scaled_dot_product_attention:
+            query, key, value, mask, p, causal, scale, grouped = attention_call(*args, **kwargs)
+            self.seen |= p > 0
+            more = {"enable_gqa": True} if grouped else {}  # PyTorch 2.4 does not know it
+            return func(query, key, value, mask, 0.0, causal, scale=scale, **more)
+        if func in RECURRENT:
+            at = 6 if is_packed(args) else 5  # where the probability is; whether the layer trains follows
+            self.seen |= args[at + 1] and args[at] > 0
+            args = (*args[:at], 0.0, *args[at + 1 :])
+        return func(*args, **kwargs)
 
 
 class NoDropout:

@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 
 from ..settings import engine_parts
+from ..settings.declare import MOST_LANES
 from .capabilities import TOLERANCE, Unsupported, agree, unsupported_on_error
+from .create import create
 from .equality import Reference, few_steps
 from .interface import Engine, TrainingRun, TrainRequest
 from .plain import PlainEngine
 from .stacked.jobs import Needs
+from .stacked.lane_engine import LaneEngine
 from .stacked.lanes import width
 
 TRIAL_STEPS = 4
@@ -82,30 +85,14 @@ def seconds_per_step(engine: Engine, requests: Sequence[TrainRequest], clock: Ca
 
 def make(label: str, runs: Sequence[TrainingRun], compiled: bool = False) -> Engine:
     """Create an engine from its name, or from the label in a checkpoint (`batched:64:compiled`)."""
-    name, lanes, asked = engine_parts(label)
+    name, lanes, _ = engine_parts(label)
     problem = runs[0].problem
-    what = (problem.model, problem.clients, problem.loss)
-    if name == "native":
-        from .native.engine import NativeEngine
-
-        return NativeEngine(*what)
-    if name == "workers":
-        from .workers import WorkersEngine
-
-        return WorkersEngine(*what)
-    needs = Needs.of([run.example_request() for run in runs])
-    lanes, compiled = lanes or width(clients_per_round(runs), problem.device), compiled or asked
-    engine: Any
-    if name == "batched":
-        from .stacked.batched.engine import BatchedEngine
-
-        engine = BatchedEngine(*what, problem.precision, lanes, compiled)
-    else:
-        from .stacked.streams import StreamsEngine
-
-        engine = StreamsEngine(*what, problem.precision, min(lanes, StreamsEngine.MOST), compiled)
-    engine.prepare(needs)
-    return engine  # type: ignore[no-any-return]
+    if name in MOST_LANES:
+        lanes = lanes or width(clients_per_round(runs), problem.device)
+    engine: Engine = create(label, problem.model, problem.clients, problem.loss, problem.precision, lanes, compiled)
+    if isinstance(engine, LaneEngine):
+        engine.prepare(Needs.of([run.example_request() for run in runs]))
+    return engine
 
 
 def clients_per_round(runs: Sequence[TrainingRun]) -> list[int]:

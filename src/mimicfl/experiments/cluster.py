@@ -1,30 +1,30 @@
-"""A sweep over a Ray cluster: every worker takes a group of runs that train together, as on one machine.
+"""A sweep on a Ray cluster: every worker trains a group of runs together, as on one machine.
 
-Runs are described by their settings alone; data, models and schedules are made anew where they are needed. Workers that see the
-same file system write straight into the run folders; others send the folders back when their group is through. A group whose
-worker died is handed out again and resumes from its checkpoints, or from the start if they are on another machine's disk.
+Runs are described by their settings alone; data, models and schedules are built where they are needed. Workers that share the
+file system write directly into the run folders; others send the folders back when their group is finished. A group whose worker died is
+assigned to another worker and resumes from its checkpoints, or from the start if they are on another machine's disk.
 """
 
 import json
-import os
 import secrets
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from ..engines.cluster.connect import connect, count_workers, import_ray
 from ..errors import UsageError
 from ..files import explained, replacing
 from ..settings import from_dict
 from .build import build
 from .execute import Notice, Plan, carry_out, groups, split_finished
 
-MOST_DEATHS = 5  # of workers with the same group of runs: then the group is the cause
+MOST_DEATHS = 5  # deaths of workers with the same group of runs: then the group is the cause
 
 
 def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:
     """All runs of the plan on the cluster at `address` ("auto", "local", or a Ray address), each in its folder below `out`."""
-    ray = _ray()
+    ray = import_ray()
     target = Path(out).resolve()
     with explained(target):
         target.mkdir(parents=True, exist_ok=True)
@@ -34,8 +34,8 @@ def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> N
     token = target / f".sweep-{secrets.token_hex(8)}"
     token.touch()
     try:
-        _connect(ray, address)
-        workers = _workers(ray, next(iter(plan.values())).device)
+        connect(ray, address)
+        workers = count_workers(ray, next(iter(plan.values())).device)
         parts = _spread(parts, workers)
         notice(f"{sum(map(len, parts))} runs in {len(parts)} groups for {workers} workers")
         _hand_out(ray, parts, plan, target, token.name, notice)
@@ -43,33 +43,6 @@ def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> N
         ray.shutdown()
         token.unlink(missing_ok=True)
     return None
-
-
-def _ray() -> Any:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing leaves the cluster
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ImportError:
-        raise UsageError("sweeps over a cluster need Ray: pip install 'mimicfl[ray]'") from None
-    return ray
-
-
-def _connect(ray: Any, address: str) -> None:
-    where = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == "local" else {"address": address}
-    try:
-        ray.init(**where, log_to_driver=False, logging_level="ERROR")
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        first = (str(error).splitlines() or ["no answer"])[0]
-        raise UsageError(f"no Ray cluster at {address!r} ({first}): start one with 'ray start --head', or use --ray local") from None
-
-
-def _workers(ray: Any, device: str) -> int:
-    held = ray.cluster_resources()
-    found = int(held.get("CPU" if device == "cpu" else "GPU", 0))
-    if not found:
-        raise UsageError(f"the cluster has no {'CPU' if device == 'cpu' else 'GPU'}: use device {'cuda' if device == 'cpu' else 'cpu'}")
-    return found
 
 
 def _parts(plan: Plan, target: Path) -> list[list[str]]:

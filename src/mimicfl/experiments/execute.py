@@ -39,10 +39,14 @@ def run(
     notice: Notice | None = None,
     each_round: EachRound | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
+    ray: str = "",
 ) -> History:
-    """Run an experiment; with `out`, in that folder, where an interrupted run resumes. `each_round` and `callbacks` as in `simulate`."""
+    """Run an experiment; with `out`, in that folder, where an interrupted run resumes.
+
+    `each_round`, `callbacks` and `ray`, the address of a cluster, are as in `simulate`.
+    """
     called = callback_set(each_round, callbacks)
-    [history] = carry_out({"": experiment}, out, progress, notice, callbacks=called.given).values()
+    [history] = carry_out({"": experiment}, out, progress, notice, callbacks=called.given, ray=ray).values()
     return history
 
 
@@ -52,9 +56,10 @@ def resume(
     notice: Notice | None = None,
     plugins: Sequence[str] = (),
     callbacks: Sequence[Callback | EachRound] = (),
+    ray: str = "",
 ) -> History:
     """Finish an interrupted run; it ends with the same bits as one that was never interrupted."""
-    return run(resumable(RunFolder(path), plugins), path, progress, notice, callbacks=callbacks)
+    return run(resumable(RunFolder(path), plugins), path, progress, notice, callbacks=callbacks, ray=ray)
 
 
 def compare(
@@ -65,20 +70,22 @@ def compare(
     progress: Progress | None = None,
     notice: Notice | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
+    ray: str = "",
 ) -> dict[str, list[History]]:
     """Run several algorithms and seeds on the same splits, availability and initial models; finished runs are not run again.
 
     algorithms        names (`mimic`, `fedprox:mu=0.1`), objects (`mf.FedProx(mu=0.1)`) or classes; None: the five of the paper. A custom
                       class is stored under the name it is registered with, else under its own
     seeds             how many (3: the seeds 0, 1, 2) or which ([4, 7])
-    callbacks         as in `simulate`; every run has its own copy of an object, and `info.run.name` tells the runs apart
+    callbacks         as in `simulate`; every run has its own copy of an object, and `info.run.name` identifies the run
+    ray               as in `simulate`: the address of a cluster whose workers train the clients of all runs
 
     Returns one history per seed for each algorithm, by its spec: `mf.FedProx(mu=0.1)` is found as `fedprox:mu=0.1`.
     """
     if not isinstance(experiment, Experiment):
-        raise UsageError(f"compare takes settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
+        raise UsageError(f"compare takes the settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
     names, numbers = algorithm_list(paper_algorithms() if algorithms is None else algorithms), seed_list(seeds)
-    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks).values())
+    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
     return Comparison({a: [next(found) for _ in numbers] for a in names})
 
 
@@ -97,6 +104,7 @@ def carry_out(
     notice: Notice | None = None,
     deadline: float | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
+    ray: str = "",
 ) -> dict[str, History]:
     """Run all experiments of the plan, each in its folder below `out`: finished runs are read, interrupted ones resume.
 
@@ -106,8 +114,8 @@ def carry_out(
     check_callable("notice", notice)
     out = None if out is None else as_folder(out)
     if out is not None and "" not in plan and (out / "config.toml").exists():
-        raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
-    return execute(build_all(plan), out, progress, notice, deadline, callbacks)
+        raise UsageError(f"{out} is itself a run folder: choose another folder for the runs")
+    return execute(build_all(plan), out, progress, notice, deadline, callbacks, ray)
 
 
 def build_all(plan: Plan) -> Built:
@@ -122,6 +130,7 @@ def execute(
     notice: Notice | None = None,
     deadline: float | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
+    ray: str = "",
 ) -> dict[str, History]:
     """`carry_out` for experiments whose runs are built."""
     results, waiting = split_finished(built, out, callback_set(None, callbacks).given)
@@ -131,7 +140,7 @@ def execute(
         if part and deadline is not None and time.monotonic() >= deadline:  # the first group always trains
             break
         members = {name: waiting.pop(name) for name in names}
-        for name, end in _train_group(members, out, progress, notice, deadline).items():
+        for name, end in _train_group(members, out, progress, notice, deadline, ray).items():
             if isinstance(end, Diverged):
                 failures[name] = end
             elif end is not None:
@@ -187,13 +196,13 @@ def _most(run: Run) -> int:
 
 
 def _train_group(
-    members: Built, out: Path | None, progress: Progress | None, notice: Notice | None, deadline: float | None
+    members: Built, out: Path | None, progress: Progress | None, notice: Notice | None, deadline: float | None, ray: str
 ) -> dict[str, History | Diverged | None]:
     settings = {run: e for e, run in members.values()}
     folders = [None if out is None else out / name for name in members]
     on_row = (lambda run, row: progress(settings[run], row, run.rounds)) if progress else None
     engine = next(iter(settings.values())).engine
-    return dict(zip(members, train(list(settings), folders, engine, notice, on_row, deadline), strict=True))
+    return dict(zip(members, train(list(settings), folders, engine, notice, on_row, deadline, ray), strict=True))
 
 
 def _failure(failures: dict[str, Diverged], runs: int, paused: bool) -> Diverged:

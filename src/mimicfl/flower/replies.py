@@ -1,6 +1,6 @@
 """Checks what clients send, before anything of it is stored: updates, metrics, control records, client ids.
 
-A reply may hold anything. Whatever is wrong with it raises `Refused`, so that it costs its sender the round and nothing else.
+A reply may hold anything. Whatever is wrong with it raises `Refused`, so that only its sender misses the round.
 """
 
 import math
@@ -14,7 +14,6 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from .compression import Compression
-from .names import natural_key
 from .wire import MIMICFL, SENT, UPDATE, ArraySpec, Layout, Refused, checked, numbers, read_config, records_of
 
 LONGEST_ID = 100  # characters of a client id
@@ -130,7 +129,7 @@ def _from_weights(arrays: ArrayRecord, layout: Layout, w: Tensor, eta_L: float, 
 
 
 def _check_variances(buffers: Mapping[str, Tensor]) -> None:
-    """Running variances below zero, and counters below zero, would stay in the model for ever."""
+    """Running variances below zero, and counters below zero, would stay in the model forever."""
     for name, value in buffers.items():
         if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
             raise Refused(f"array {name!r} holds negative values")
@@ -225,7 +224,3 @@ def reported_id(content: RecordDict) -> str | None:
 def printable(text: str, limit: int = 200) -> str:
     """Text of a client for the log and the rows: one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:limit]
-
-
-def by_id(clients: Mapping[str, Any]) -> list[str]:
-    return sorted(clients, key=natural_key)

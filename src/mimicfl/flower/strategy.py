@@ -44,7 +44,7 @@ class Federated(RoundSteps):
     lr             the clients' learning rate, a schedule; sent to clients as "lr" in the train config. None: the "lr" of the train
                    config, taken as constant
     global_lr      the server's learning rate eta_t; "local" uses the clients' rate, so that FedAvg is plain model averaging
-    server_optimizer   how the model follows the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
+    server_optimizer   how the server applies the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
     update         "sum" or "mean" of the local gradients
     weighting      "uniform", or by "samples"
     num_clients    N; required by algorithms that use it (all but FedAvg, FedProx, FedAvgM and MimiC)

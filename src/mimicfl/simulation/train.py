@@ -1,8 +1,11 @@
 """Train runs: every way to start one (`simulate`, `run`, `compare`, `sweep`, `reproduce`) ends here."""
 
 from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 
+from ..engines.cluster.connect import check_address
+from ..engines.cluster.engine import RayEngine
 from ..engines.select import select_engine
 from ..errors import Diverged
 from ..metrics.history import History
@@ -17,11 +20,15 @@ def train(
     notice: Callable[[str], None] | None = None,
     on_row: OnRow | None = None,
     deadline: float | None = None,
+    ray: str = "",
 ) -> list[History | Diverged | None]:
     """Train runs that share model, data and loss, each in its folder; an interrupted run resumes there.
 
-    Returns the history of each run, its error if it diverged, or None if the deadline came first.
+    With `ray`, the address of a cluster, its workers train the clients. Returns the history of each run, its error if it diverged, or
+    None if the deadline came first.
     """
+    if ray:
+        check_address(ray)  # before anything is written
     opened: list[Run] = []
     try:
         for run, folder in zip(runs, folders, strict=True):
@@ -33,13 +40,14 @@ def train(
         for run in unfinished:
             _ = run.fingerprint  # as of now: a user's objects may change while they are used
         if unfinished:
-            chosen, why = select_engine(engine, unfinished, notice)
-            if notice:
-                notice(why)
-            for run in unfinished:
-                run.engine = chosen.label
-                run.begin_callbacks()
-            ends |= round_loop(unfinished, chosen, on_row, deadline)
+            chosen, why = select_engine(engine, unfinished, notice, ray)
+            with closing(chosen) if isinstance(chosen, RayEngine) else nullcontext():
+                if notice:
+                    notice(why)
+                for run in unfinished:
+                    run.engine = chosen.label
+                    run.begin_callbacks()
+                ends |= round_loop(unfinished, chosen, on_row, deadline)
         return [ends.get(run) for run in runs]
     finally:
         for run in opened:

@@ -3,22 +3,41 @@
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 LENGTHS = (32, 8, 1)  # steps per graph: long graphs need few launches, short ones waste nothing at the end
+ASKS_FOR_VALUES = "calling .item()"  # part of vmap's message
 MOST_LANE_STEPS = 128  # per graph, summed over its lanes: capturing takes time and memory
+T = TypeVar("T")
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> GraphModule:
     """Trace the operations of a function on these arguments, and remove those whose results are unused."""
-    traced = make_fx(lambda *given: function(*given))(*arguments)  # make_fx does not accept methods
+    traced = independent_of_values(lambda: make_fx(lambda *given: function(*given))(*arguments))  # make_fx does not accept methods
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced
+
+
+def independent_of_values(call: Callable[[], T]) -> T:
+    """Call a function of stacked tensors. If it asks for their values, call it again and declare it compiled.
+
+    Models of `transformers`, for example, leave out a mask that has no effect, but never when they are compiled.
+    """
+    try:
+        return call()
+    except RuntimeError as error:
+        if ASKS_FOR_VALUES not in str(error):
+            raise
+    torch.compiler._is_compiling_flag = True  # what `torch.compiler.is_compiling()` returns
+    try:
+        return call()
+    finally:
+        torch.compiler._is_compiling_flag = False
 
 
 def compile_traced(traced: GraphModule) -> Any:

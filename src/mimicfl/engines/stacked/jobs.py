@@ -16,6 +16,7 @@ from ...clients.train import draw
 from ...data.clients import Clients
 from ...seeds import number
 from ..interface import ClientUpdates, TrainRequest
+from .buffers import ChangingBuffers, Packed
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ class Jobs:
     clip: Tensor  # [J] infinite if gradients are not clipped
     decay: Tensor  # [J] weight decay that is part of shift and mu; gradients that are sent include it
     w: Tensor  # [requests, d]
+    buffers: Packed  # [requests, n] each, buffers that training changes
     shift: Tensor | None  # [J, d]
 
     def __len__(self) -> int:
@@ -95,8 +97,16 @@ class Jobs:
         """Return the same jobs with the entries of every parameter vector reordered."""
         return replace(self, w=arrange(self.w), shift=None if self.shift is None else arrange(self.shift))
 
+    def refuse_batches_of_one(self, requests: Sequence[TrainRequest]) -> None:
+        """Raise a `ValueError`, as PyTorch does, if BatchNorm would get one value per channel in a job."""
+        sizes, clients = self.sizes.cpu().numpy(), np.concatenate([request.active for request in requests])
+        single = (sizes == 1) & (np.arange(sizes.shape[1]) < self.steps[:, None])
+        for job in np.flatnonzero(single.any(axis=1))[:1]:
+            where = f"client {clients[job]} has a batch of one sample in round {requests[self.request[job]].t}"
+            raise ValueError(f"Expected more than 1 value per channel when training: {where}")
 
-def list_jobs(requests: Sequence[TrainRequest], batch: int) -> Jobs:
+
+def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuffers) -> Jobs:
     """Build the list of jobs on the device."""
     plans = [_plan(request, client, batch) for request in requests for client in request.active.tolist()]
     steps = np.array([len(sizes) for sizes, _, _ in plans])
@@ -132,6 +142,7 @@ def list_jobs(requests: Sequence[TrainRequest], batch: int) -> Jobs:
         clip=column([request.local.clip_norm or math.inf for request in requests]),
         decay=column([request.local.l2 for request in requests]),
         w=torch.stack([request.w for request in requests]),
+        buffers=buffers.of_requests([request.buffers for request in requests]),
         shift=_shifts(requests),
     )
 
@@ -166,27 +177,31 @@ class Results:
     g: Tensor  # [J, d]
     total: Tensor  # [J] sum of the batch losses
     sent: dict[str, Tensor]  # [J, d] each
+    buffers: Packed  # [J, n] each
 
     def arranged(self, arrange: Callable[[Tensor], Tensor]) -> "Results":
         """Return the same results with the entries of every parameter vector reordered."""
-        return Results(arrange(self.g), self.total, {name: arrange(rows) for name, rows in self.sent.items()})
+        return replace(self, g=arrange(self.g), sent={name: arrange(rows) for name, rows in self.sent.items()})
 
-    def split(self, requests: Sequence[TrainRequest], jobs: Jobs) -> list[ClientUpdates]:
+    def split(self, requests: Sequence[TrainRequest], jobs: Jobs, buffers: ChangingBuffers) -> list[ClientUpdates]:
         """Return the updates of each request."""
         steps = torch.from_numpy(jobs.steps).to(self.g.device)
         loss = self.total / steps.to(self.total.dtype)
         cut = [len(request.active) for request in requests]
         parts = zip(requests, self.g.split(cut), steps.split(cut), loss.split(cut), strict=True)
-        sent = {name: rows.split(cut) for name, rows in self.sent.items()}
+        sent, changed = ({name: rows.split(cut) for name, rows in named.items()} for named in (self.sent, buffers.stacked(self.buffers)))
+
+        def held(k: int, request: TrainRequest) -> dict[str, Tensor]:
+            """The buffers after training; those that training does not change, once per client."""
+            return {
+                name: changed[name][k] if name in changed else value.expand(len(request.active), *value.shape)
+                for name, value in request.buffers.items()
+            }
+
         return [
-            ClientUpdates(rows, K, mean, _unchanged(request), {name: sent[name][k] for name in request.task.send})
+            ClientUpdates(rows, K, mean, held(k, request), {name: sent[name][k] for name in request.task.send})
             for k, (request, rows, K, mean) in enumerate(parts)
         ]
-
-
-def _unchanged(request: TrainRequest) -> dict[str, Tensor]:
-    """Return the buffers, which training does not change, once per client."""
-    return {name: value.expand(len(request.active), *value.shape) for name, value in request.buffers.items()}
 
 
 # By population and local training, which do not change: every round needs them, and finding them takes a look at every client.

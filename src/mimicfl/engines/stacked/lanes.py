@@ -21,7 +21,8 @@ ALIGNED = 64  # every lane's vector begins at a multiple of this, because librar
 class Lanes:
     """Static buffers for `m` clients; the engines' programs read and write them in place."""
 
-    def __init__(self, m: int, needs: Needs, w: Tensor, half: bool = False, scale: Tensor | None = None) -> None:
+    def __init__(self, m: int, needs: Needs, jobs: Jobs, half: bool = False, scale: Tensor | None = None) -> None:
+        w = jobs.w
         d, device, dtype = w.shape[-1], w.device, w.dtype
         self.m, self.batch = m, needs.batch
 
@@ -49,6 +50,7 @@ class Lanes:
         self.sizes = torch.ones(m, needs.steps, dtype=torch.int32, device=device)
         self.samples = zeros(needs.steps * needs.batch, kind=torch.int32)
         self.moves = zeros(needs.steps * needs.batch, 3, kind=torch.int8) if needs.augment else None
+        self.buffers = {name: zeros(rows.shape[1], kind=rows.dtype) for name, rows in jobs.buffers.items()}
 
     @property
     def slots(self) -> list[Tensor]:
@@ -57,9 +59,12 @@ class Lanes:
 
     def load(self, lanes: np.ndarray, chosen: np.ndarray, jobs: Jobs) -> None:
         """Load these jobs into these lanes."""
-        at, job = (torch.from_numpy(a).to(self.w.device) for a in (lanes, chosen))
-        w = jobs.w[torch.from_numpy(jobs.request[chosen]).to(self.w.device)]
+        at, job = (places(a, self.w.device) for a in (lanes, chosen))
+        request = torch.from_numpy(jobs.request[chosen]).to(self.w.device)
+        w = jobs.w[request]
         self.w[at] = w
+        for name, held in self.buffers.items():
+            held[at] = jobs.buffers[name][request]
         if self.half is not None:
             self.half[at] = w.to(torch.bfloat16)
         self.g[at] = 0.0
@@ -95,7 +100,8 @@ def run_jobs(jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Re
         return torch.empty(len(jobs), *shape, dtype=jobs.w.dtype, device=jobs.w.device)
 
     d, sent = jobs.w.shape[1], {f"{name}_gradient": held for name in ("first", "last") if (held := getattr(lanes, name)) is not None}
-    results = Results(rows(d), rows(), {name: rows(d) for name in sent})
+    buffers = {name: given.new_empty(len(jobs), given.shape[1]) for name, given in jobs.buffers.items()}
+    results = Results(rows(d), rows(), {name: rows(d) for name in sent}, buffers)
     waiting = list(np.argsort(-jobs.steps, kind="stable"))[::-1]  # longest first, so that no long job runs alone at the end
     holds = np.full(lanes.m, -1)
     left = np.zeros(lanes.m, dtype=np.int64)
@@ -109,12 +115,21 @@ def run_jobs(jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Re
         left[busy] -= advance(int(busy[-1]) + 1, int(left[busy].min() if waiting else left[busy].max()))
         done = busy[left[busy] <= 0]
         if len(done):
-            at, job = (torch.from_numpy(numbers).to(jobs.w.device) for numbers in (done, holds[done]))
+            at, job = (places(numbers, jobs.w.device) for numbers in (done, holds[done]))
             results.g[job], results.total[job] = lanes.g[at], lanes.total[at]
             for name, held in sent.items():
                 results.sent[name][job] = held[at]
+            for name, held in lanes.buffers.items():
+                results.buffers[name][job] = held[at]
             holds[done] = -1
     return results
+
+
+def places(numbers: np.ndarray, device: torch.device) -> slice | Tensor:
+    """Return rows as an index: a slice if they are consecutive, because a slice is copied faster than a list of rows."""
+    if (np.diff(numbers) == 1).all():
+        return slice(int(numbers[0]), int(numbers[-1]) + 1)
+    return torch.from_numpy(numbers).to(device)
 
 
 def width(counts: Sequence[int], device: torch.device) -> int:

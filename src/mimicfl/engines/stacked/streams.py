@@ -6,29 +6,30 @@ independent. If compiled, the loss and its gradients are one function that all l
 """
 
 import copy
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value
+from torch.func import grad_and_value
 
-from ...clients.local_update import shortening
 from ...clients.losses import Loss
-from ...clients.params import copy_sharing_frozen, trainable
+from ...clients.params import trainable
 from ...data.augment import crop_and_flip
 from ...data.clients import Clients, Holdout
-from ...data.samples import Samples, arguments, as_tensor, forward, mapped, rows
+from ...data.samples import Samples, mapped, rows
 from ...settings.declare import MOST_LANES
 from ..torch_overrides import conv2d_call
 from .batched.rewrite import Stackable
 from .batched.step import weighted
+from .buffers import Packed
 from .graphs import Graphs, compile_traced, trace
 from .jobs import Jobs, Needs, Results
 from .lane_engine import LaneEngine
-from .lanes import Lanes, run_jobs
-from .update import update_lanes
+from .lanes import Lanes
+from .layout import Layout
+from .module import call_with, stackable_copy
+from .update import keep_buffers, update_pieces
 
 
 class StreamsEngine(LaneEngine):
@@ -52,10 +53,8 @@ class StreamsEngine(LaneEngine):
     def like(self, model: nn.Module) -> "StreamsEngine":
         return StreamsEngine(model, self.clients, self.loss, self.precision, 2)
 
-    def _build(self, needs: Needs, w: Tensor) -> None:
-        scale = self._scale(needs, w[0])
-        scale = None if scale is None else self.layout.arrange(scale[None])[0]
-        self.lanes = Lanes(self.width, needs, w, half=self.precision == "bf16", scale=scale)
+    def _build(self, needs: Needs, jobs: Jobs) -> None:
+        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=self._scale(needs, jobs.w[0]))
         half = self.lanes.half is not None
         self.base = copy.deepcopy(self.model).to(self.clients.device, torch.bfloat16) if half else self.model
         self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]
@@ -64,56 +63,13 @@ class StreamsEngine(LaneEngine):
     def _run(self, jobs: Jobs) -> Results:
         assert self.lanes is not None
         assert self.graphs is not None
-        return run_jobs(jobs.arranged(self.layout.arrange), self.lanes, self.graphs.advance).arranged(self.layout.restore)
+        return self._pass(jobs, self.lanes, self.graphs.advance)
 
     def _drop(self) -> None:
         self.lanes, self.clones, self.graphs, self.shared = None, [], None, None
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """Return None: a large model fills the GPU by itself, so modules are evaluated one by one."""
-
-
-class Layout:
-    """Converts parameter vectors to a lane's layout and back: convolution weights channels last, small parameters together at the end."""
-
-    SMALL = 2**15  # elements; updating fewer costs mostly the launch, so the small parameters share one update
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        parameters = trainable(model)
-        self.shapes = [p.shape for p in parameters]
-        sizes = [p.numel() for p in parameters]
-        flat = torch.arange(sum(sizes)).split(sizes)
-        self.large = [i for i, size in enumerate(sizes) if size >= self.SMALL]
-        self.small = [i for i, size in enumerate(sizes) if size < self.SMALL]
-        order = [*self.large, *self.small]
-        begins = itertools.accumulate([sizes[i] for i in order], initial=0)
-        self.begin = dict(zip(order, begins, strict=False))
-        self.to_lane = torch.cat([_last(flat[i].view(self.shapes[i])).reshape(-1) for i in order]).to(device)
-        self.to_flat = torch.argsort(self.to_lane)
-
-    def arrange(self, rows: Tensor) -> Tensor:
-        return rows[:, self.to_lane]
-
-    def restore(self, rows: Tensor) -> Tensor:
-        return rows[:, self.to_flat]
-
-    def windows(self, row: Tensor) -> list[Tensor]:
-        """Return views of one lane's row, one per parameter, with convolutions channels last."""
-        parts = [row[self.begin[i] : self.begin[i] + shape.numel()] for i, shape in enumerate(self.shapes)]
-        return [
-            part.view(shape[0], *shape[2:], shape[1]).permute(0, 3, 1, 2) if len(shape) == 4 else part.view(shape)
-            for part, shape in zip(parts, self.shapes, strict=True)
-        ]
-
-    def pieces(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients in the row's order: large ones separately, small ones as one vector."""
-        large = [_last(gradients[i]).reshape(-1) for i in self.large]
-        small = [_last(gradients[i]).reshape(-1) for i in self.small]
-        return [*large, *([torch.cat(small)] if small else [])]
-
-
-def _last(p: Tensor) -> Tensor:
-    return p.permute(0, 2, 3, 1) if p.ndim == 4 else p
 
 
 class Clone:
@@ -123,7 +79,7 @@ class Clone:
         self.engine, self.lanes, self.row = engine, lanes, slice(row, row + 1)
         vectors = lanes.w if lanes.half is None else lanes.half  # a bfloat16 model uses a copy, which every update refreshes
         self.dtype = vectors.dtype
-        self.module = copy_sharing_frozen(engine.base, engine.clients.device).train()
+        self.module = stackable_copy(engine.base, engine.clients.device).train()
         self.parameters = trainable(self.module)
         for p, w in zip(self.parameters, engine.layout.windows(vectors[row]), strict=True):
             p.data = w
@@ -134,12 +90,11 @@ class Clone:
         lanes, row = self.lanes, self.row
         names = ("k", "steps", "samples", "sizes", "keys", "moves")
         job = {name: values[row] for name in names if (values := getattr(lanes, name)) is not None}
-        pieces, value = self.gradients(job, self.engine.clients.x, self.engine.clients.y)
+        before = {kind: rows[row] for kind, rows in lanes.buffers.items()}
+        pieces, value, buffers = self.gradients(job, before, self.engine.clients.x, self.engine.clients.y)
         with torch.no_grad():
-            if lanes.clip is not None:
-                length = torch.stack([piece.to(lanes.w.dtype).norm() for piece in pieces]).norm()
-                pieces = [piece * shortening(length, lanes.clip[row]) for piece in pieces]
-            self._move(pieces)
+            keep_buffers(before, buffers, lanes.k[row] < lanes.steps[row])
+            update_pieces(lanes, row, [piece[None] for piece in pieces])
             lanes.total[row] += torch.where(lanes.k[row] < lanes.steps[row], value, 0.0)
             lanes.k[row] += 1
 
@@ -161,66 +116,52 @@ class Clone:
         x = x.to(self.dtype) if x.is_floating_point() else x
         return x.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else x
 
-    def _backward(self, job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _backward(self, job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor, Packed]:
         """Compute the gradients with PyTorch's backward pass in this lane's module."""
         for p in self.parameters:
             p.grad = None  # avoids adding to old gradients
         inputs, targets, weights, key = self._batch(job, x, y)
-        with Keyed(key):
-            output = forward(self.module, inputs)
+        with Keyed(key, weights):
+            output, buffers = self._output({}, buffers, inputs)
         value = weighted(self.engine.loss, output.to(weights.dtype), targets, weights)
         value.backward()
         # A parameter without a gradient is not used by the model.
         found = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        return self.engine.layout.pieces(found), value.detach()
+        return self.engine.layout.pieces(found), value.detach(), buffers
 
-    def _compiled(self, job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _output(self, params: dict[str, Tensor], buffers: Packed, inputs: Samples) -> tuple[Tensor, Packed]:
+        """Return the model's output and its buffers after the step."""
+        packs = self.engine.buffers
+        output, after = call_with(self.module, params, {name: rows[0] for name, rows in packs.stacked(buffers).items()}, inputs)
+        return output, packs.packed({name: value[None] for name, value in after.items()})
+
+    def _compiled(self, job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor, Packed]:
         """Compute the same with a compiled pure function, which the first lane traces and all lanes share."""
-        given = ([p.detach() for p in self.parameters], job, x, y)
+        given = ([p.detach() for p in self.parameters], job, buffers, x, y)
         if self.engine.shared is None:
             self.engine.shared = compile_traced(trace(self._pure, *given))
         return self.engine.shared(*given)  # type: ignore[no-any-return]
 
-    def _pure(self, params: list[Tensor], job: dict[str, Tensor], x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+    def _pure(
+        self, params: list[Tensor], job: dict[str, Tensor], buffers: Packed, x: Samples, y: Samples
+    ) -> tuple[list[Tensor], Tensor, Packed]:
         inputs, targets, weights, key = self._batch(job, x, y)
         names = [name for name, p in self.module.named_parameters() if p.requires_grad]
 
-        def loss(params: list[Tensor]) -> Tensor:
-            with Stackable(key, None):
-                output = as_tensor(functional_call(self.module, dict(zip(names, params, strict=True)), *arguments(inputs)))
-            return weighted(self.engine.loss, output.to(weights.dtype), targets, weights)
+        def loss(params: list[Tensor]) -> tuple[Tensor, Packed]:
+            with Stackable(key, None, weights):
+                output, after = self._output(dict(zip(names, params, strict=True)), buffers, inputs)
+            return weighted(self.engine.loss, output.to(weights.dtype), targets, weights), after
 
-        found, value = grad_and_value(loss)(params)
-        return self.engine.layout.pieces(found), value
-
-    def _move(self, pieces: list[Tensor]) -> None:
-        """Apply the update to each piece of the lane's row."""
-        lanes, row = self.lanes, self.row
-        bare = lanes.u is None and lanes.decay is None and lanes.scale is None
-        begin = 0
-        for h in pieces:
-            part = slice(begin, begin + h.numel())
-            if bare and lanes.w.is_cuda and lanes.w.dtype == torch.float32:
-                _move_in_one_kernel(lanes, row, h, part)
-            else:
-                update_lanes(lanes, row, h[None], part)
-            begin = part.stop
-
-
-def _move_in_one_kernel(lanes: Lanes, row: slice, h: Tensor, part: slice) -> None:
-    """The same as `update_lanes` without momentum, in one pass over memory."""
-    from .batched.kernels import move
-
-    w, g = lanes.w[row][0][part], lanes.g[row][0][part]
-    half, shift, start = (None if held is None else held[row][0][part] for held in (lanes.half, lanes.shift, lanes.start))
-    move(w, g, h, half, shift, start, (lanes.eta[row], lanes.mu[row], lanes.k[row], lanes.steps[row]))
+        found, (value, after) = grad_and_value(loss, has_aux=True)(params)
+        return self.engine.layout.pieces(found), value, after
 
 
 class Keyed(Stackable):
     """Keyed dropout. Convolutions stay cuDNN's, but a separate function with a faster gradient adds their bias."""
 
-    def __init__(self, key: Tensor) -> None:
-        super().__init__(key, None)
+    def __init__(self, key: Tensor, weights: Tensor) -> None:
+        super().__init__(key, None, weights)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.conv2d:

@@ -1,11 +1,50 @@
 """The update of lanes after a gradient, in place: what `clients.local_update` does after the backward pass, for many clients."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from ...clients.local_update import shortening
+from .buffers import Packed
 from .lanes import Lanes
+from .weight_product import WeightProduct, one_pass
 
 EVERYTHING = slice(None)
+
+
+def update_pieces(lanes: Lanes, rows: slice, pieces: Sequence[Tensor | WeightProduct]) -> None:
+    """Update some lanes, given the batch gradients in consecutive pieces [rows, n]; on a GPU in one pass over memory where possible."""
+    if lanes.clip is not None:
+        pieces = _clipped(pieces, lanes.clip[rows], lanes.w.dtype)
+    begin = 0
+    for piece in pieces:
+        part = slice(begin, begin + piece.shape[1])
+        if one_pass(lanes):
+            _move(lanes, rows, piece, part)
+        else:
+            assert isinstance(piece, Tensor)
+            update_lanes(lanes, rows, piece, part)
+        begin = part.stop
+
+
+def _clipped(pieces: Sequence[Tensor | WeightProduct], clip: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    whole = [piece for piece in pieces if isinstance(piece, Tensor)]  # all of them: gradients that are clipped are computed first
+    length = torch.stack([piece.to(dtype).norm(dim=1) for piece in whole]).norm(dim=0)
+    return [piece * shortening(length, clip)[:, None] for piece in whole]
+
+
+def _move(lanes: Lanes, rows: slice, h: Tensor | WeightProduct, part: slice) -> None:
+    """The same as `update_lanes` for plain SGD, in one kernel."""
+    from .batched.kernels import LaneParts, move
+
+    half, shift, start = (None if held is None else held[rows, part] for held in (lanes.half, lanes.shift, lanes.start))
+    vectors = (lanes.w[rows, part], lanes.g[rows, part], half, shift, start)
+    chosen = LaneParts(*vectors, lanes.eta[rows], lanes.mu[rows], lanes.k[rows], lanes.steps[rows])
+    if isinstance(h, Tensor):
+        move(h, chosen)
+    else:
+        h.update(chosen)
 
 
 def update_lanes(lanes: Lanes, rows: slice, h: Tensor, part: slice = EVERYTHING) -> None:
@@ -34,6 +73,12 @@ def update_lanes(lanes: Lanes, rows: slice, h: Tensor, part: slice = EVERYTHING)
     w -= lanes.eta[rows, None] * h
     if lanes.half is not None:
         lanes.half[rows, part] = w.to(lanes.half.dtype)
+
+
+def keep_buffers(lanes: Packed, after: Packed, going: Tensor) -> None:
+    """Store the buffers after a step, except those of finished lanes; `lanes` are the rows of `Lanes.buffers` that have made the step."""
+    for kind, held in lanes.items():
+        held.copy_(torch.where(going[:, None], after[kind].to(held.dtype), held))
 
 
 def _keep_gradients(lanes: Lanes, rows: slice, part: slice, gradient: Tensor, going: Tensor) -> None:

@@ -11,7 +11,9 @@ from ....data.clients import Clients, Holdout
 from ....data.samples import parts
 from ..jobs import Jobs, Needs, Results
 from ..lane_engine import LaneEngine
-from ..lanes import Lanes, run_jobs
+from ..lanes import Lanes
+from ..layout import Layout
+from .convolution import is_wide
 from .program import Program
 from .step import Stack
 
@@ -29,32 +31,42 @@ class BatchedEngine(LaneEngine):
         self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
     ) -> None:
         super().__init__(model, clients, loss, precision, lanes, compiled)
-        self.stack = Stack(model, clients.data, loss, clients.device, precision)
+        if is_wide(model, clients.device, precision):
+            self.layout = Layout(model, clients.device)
+        self.stack = Stack(model, clients.data, loss, clients.device, precision, self.buffers, self.layout)
         self.program: Program | None = None
 
     def like(self, model: nn.Module) -> "BatchedEngine":
         return BatchedEngine(model, self.clients, self.loss, self.precision)
 
     def _lane(self, needs: Needs) -> Needs:
-        """Always include the shift and the proximal term: without them the compiler might sum in a different order."""
-        return replace(needs, shift=True, prox=True)
+        """Include the shift and the proximal term if the update is compiled: without them the compiler might sum in a different order."""
+        return replace(needs, shift=True, prox=True) if self.layout is None else needs
 
-    def _build(self, needs: Needs, w: Tensor) -> None:
-        lanes = Lanes(self.width, needs, w, scale=self._scale(needs, w[0]))
+    def _build(self, needs: Needs, jobs: Jobs) -> None:
+        lanes = Lanes(self.width, needs, jobs, half=self.stack.half, scale=self._scale(needs, jobs.w[0]))
         self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
 
     def _run(self, jobs: Jobs) -> Results:
         assert self.program is not None
-        return run_jobs(jobs, self.program.lanes, self.program.advance)
+        return self._pass(jobs, self.program.lanes, self.program.advance)
 
     def _drop(self) -> None:
         self.program = None
 
     @torch.no_grad()
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> Tensor | None:
-        """Test outputs [r, n, ...] of r models [r, d]; None on a CPU, where the last bits would depend on a model's place among them."""
-        if w.device.type == "cpu":
+        """Test outputs [r, n, ...] of r models [r, d].
+
+        None on a CPU, where the last bits would depend on a model's place among them, for wide models, which fill the GPU one by one,
+        and for models whose outputs depend on the other samples of a pass.
+        """
+        if w.device.type == "cpu" or self.layout is not None or self.batch_use.evaluation:
             return None
-        filled = torch.cat([w, w[-1:].expand(-len(w) % MODELS, -1)])
-        passes = [torch.cat([self.stack.outputs(part, x) for x in parts(samples.x, SAMPLES)], dim=1) for part in filled.split(MODELS)]
+        held = self.buffers.of_requests(buffers)
+        place = torch.arange(len(w) + -len(w) % MODELS, device=w.device).clamp_max(len(w) - 1)
+        passes = []
+        for models in place.split(MODELS):
+            part, own = w[models], {kind: rows[models] for kind, rows in held.items()}
+            passes.append(torch.cat([self.stack.outputs(part, own, x) for x in parts(samples.x, SAMPLES)], dim=1))
         return torch.cat(passes)[: len(w)]

@@ -1,10 +1,14 @@
 """The stacked step as a program: traced once, compiled if requested, and on a GPU captured in CUDA graphs of many steps."""
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from ....data.samples import Samples
 from ..graphs import Graphs, compile_traced, trace
 from ..lanes import Lanes
+from ..weight_product import Postponed, can_postpone
 from .step import Stack
 
 
@@ -13,16 +17,29 @@ class Program:
 
     def __init__(self, stack: Stack, lanes: Lanes, x: Samples, y: Samples, m: int, compiled: bool) -> None:
         self.lanes, self.m = lanes, m
-        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, Tensor)}
+        tensors = {name: value for name, value in vars(lanes).items() if isinstance(value, (Tensor, dict))}
 
-        def step(held: dict[str, Tensor], x: Samples, y: Samples) -> None:
-            view = Lanes.__new__(Lanes)
-            view.__dict__ = {**vars(lanes), **held}
-            stack.step(view, m, x, y)
+        def part(function: Callable[..., Any]) -> Callable[..., Any]:
+            """The function of lanes as one of their tensors, which the compiler needs to see."""
 
-        traced = trace(step, tensors, x, y)
+            def of_tensors(held: dict[str, Any], x: Samples, y: Samples) -> Any:
+                view = Lanes.__new__(Lanes)
+                view.__dict__ = {**vars(lanes), **held}
+                return function(view, m, x, y)
+
+            return of_tensors
+
+        traced = trace(part(stack.step if stack.layout is None else stack.pieces), tensors, x, y)
+        postponed = Postponed(traced) if stack.layout is not None and can_postpone(lanes) else None
         run = compile_traced(traced) if compiled else traced
-        self.graphs = Graphs([lambda: run(tensors, x, y)], lanes.w.device)
+
+        def step() -> None:
+            found = run(tensors, x, y)
+            if stack.layout is not None:  # the update of large vectors has kernels of its own
+                pieces, value = found
+                stack.update(lanes, m, pieces if postponed is None else postponed.pieces(pieces), value)
+
+        self.graphs = Graphs([step], lanes.w.device)
 
     def advance(self, m: int, most: int) -> int:
         return self.graphs.advance(m, most)

@@ -1,40 +1,77 @@
-"""Replaces some PyTorch calls of a stacked model: convolutions by our own, dropout by one with keyed random numbers."""
+"""Replaces PyTorch calls of a stacked model: those that `vmap` cannot stack well, and dropout by one with keyed random numbers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from ...torch_overrides import DROPOUT, conv2d_call, dropout_call, pair
+from ...padding import Padded
+from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, dropout_call, is_packed, pair
+from . import recurrent
+from .attention import attention
 from .convolution import Conv
+from .normalization import group_norm
 
 _WORD = (1 << 32) - 1
 _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
 
 
-class Stackable(TorchFunctionMode):
-    """Replaces convolutions and dropout while it is active.
+class Stackable(Padded):
+    """Replaces convolutions, attention, recurrent layers, dropout and batch statistics while it is active.
 
     `key` is derived from (seed, round, client, step) and determines every dropout mask. `precision` applies to the tensor cores in our
-    convolutions (weight gradients); None keeps PyTorch's convolutions.
+    convolutions; None keeps PyTorch's convolutions and attention, for clients that are not stacked. `channels_last` also replaces the
+    norms that would copy images in this layout. `weights` are those of the samples, 0 for the padding of a short batch.
     """
 
-    def __init__(self, key: Tensor, precision: str | None) -> None:
-        super().__init__()
-        self.key, self.precision, self.site = key, precision, 0
+    def __init__(self, key: Tensor, precision: str | None, weights: Tensor | None = None, channels_last: bool = False) -> None:
+        super().__init__(weights)
+        self.key, self.precision, self.channels_last, self.site = key, precision, channels_last, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.conv2d and self.precision:
-            x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
-            if groups == 1 and x.ndim == 4 and not isinstance(padding, str):  # our kernels do not support the rest
-                y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision)
-                return y if bias is None else y + bias.view(-1, 1, 1)
-        if func in DROPOUT:
-            return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
-        return func(*args, **kwargs)
+        found = REPLACED[func](self, func, *args, **(kwargs or {})) if func in REPLACED else NotImplemented
+        return super().__torch_function__(func, types, args, kwargs) if found is NotImplemented else found
+
+    # Each of these replaces some functions, or returns NotImplemented if this call of the function can stay.
+
+    def _convolution(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
+        depthwise = groups > 1 and w.shape[1] == 1  # stacked, they are one depthwise convolution, for which PyTorch has kernels
+        if not self.precision or depthwise or x.ndim != 4 or isinstance(padding, str):
+            return NotImplemented
+        y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision, groups)
+        return y if bias is None else y + bias.view(-1, 1, 1)
+
+    def _group_norm(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return group_norm(*args, **kwargs) if self.channels_last else NotImplemented
+
+    def _composed(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        with self:
+            return COMPOSED[func](*args, **kwargs)
+
+    def _attention(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        query, key, value, mask, p, *how = attention_call(*args, **kwargs)  # how: causal, scale, grouped
+        if not self.precision and p == 0.0:
+            return NotImplemented
+        return attention(query, key, value, mask, lambda weights: self._dropout(False, weights, p, True), *how)  # type: ignore[arg-type]
+
+    def _normalize(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        """Replace a call with `out=`, as in spectral_norm."""
+        out = kwargs.pop("out", None)
+        return NotImplemented if out is None else out.copy_(F.normalize(*args, **kwargs))
+
+    def _cell(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return recurrent.cell(func, *args, **kwargs)
+
+    def _recurrent(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_packed(args):
+            return NotImplemented
+        return recurrent.layers(func, lambda x, p, training: self._dropout(False, x, p, training), *args, **kwargs)
+
+    def _any_dropout(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._dropout(func is not F.dropout, *dropout_call(*args, **kwargs))
 
     def _dropout(self, whole_channels: bool, x: Tensor, p: float, training: bool) -> Tensor:
         if not training or p == 0.0:
@@ -43,6 +80,18 @@ class Stackable(TorchFunctionMode):
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if whole_channels else x.shape
         keep = uniform(self.key + _signed(_SITE * self.site), shape) >= p
         return torch.where(keep, x / (1 - p) if p < 1 else torch.zeros_like(x), 0.0)
+
+
+REPLACED: dict[Any, Callable[..., Any]] = {
+    torch.conv2d: Stackable._convolution,
+    F.group_norm: Stackable._group_norm,
+    F.scaled_dot_product_attention: Stackable._attention,
+    F.normalize: Stackable._normalize,
+    **dict.fromkeys(COMPOSED, Stackable._composed),
+    **dict.fromkeys(recurrent.CELLS, Stackable._cell),
+    **dict.fromkeys(recurrent.LAYERS, Stackable._recurrent),
+    **dict.fromkeys(DROPOUT, Stackable._any_dropout),
+}
 
 
 def uniform(key: Tensor, shape: Any) -> Tensor:

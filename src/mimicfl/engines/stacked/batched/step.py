@@ -1,53 +1,96 @@
 """One local step of many clients as a function of stacked tensors, derived from any module with `vmap(grad)`."""
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
 from ....clients.local_update import shortening
 from ....clients.losses import Loss, cross_entropy
-from ....clients.params import copy_sharing_frozen
 from ....data.augment import crop_and_flip
 from ....data.dataset import Data
-from ....data.samples import Samples, arguments, as_tensor, mapped, rows
+from ....data.samples import Samples, mapped, rows
 from ....tasks.base import LearningTask, ratio
+from ..buffers import ChangingBuffers, Packed
+from ..graphs import independent_of_values
 from ..lanes import Lanes
-from ..update import update_lanes
+from ..layout import Layout
+from ..module import call_with, stackable_copy
+from ..update import keep_buffers, update_lanes, update_pieces
+from ..weight_product import WeightProduct
 from .rewrite import Stackable
 
 
 class Stack:
-    """A module and a loss, stacked over clients."""
+    """A module and a loss, stacked over clients. With a layout, vectors are stored in its order and updated piece by piece."""
 
-    def __init__(self, model: nn.Module, data: Data, loss: Loss, device: torch.device, precision: str) -> None:
-        self.module = copy_sharing_frozen(model, device).train()
-        self.data, self.loss = data, loss
-        self.half = precision == "bf16"
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        loss: Loss,
+        device: torch.device,
+        precision: str,
+        buffers: ChangingBuffers,
+        layout: Layout | None = None,
+    ) -> None:
+        self.half = precision == "bf16" and layout is not None
+        self.module = stackable_copy(copy.deepcopy(model).to(torch.bfloat16) if self.half else model, device).train()
+        self.data, self.loss, self.buffers, self.layout = data, loss, buffers, layout
         self.precision = "tf32x3" if precision == "fp32" else "tf32"  # of our convolutions: tf32x3 is float32 in three products
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
         self.shapes = [p.shape for _, p in trained]
         self.sizes = [p.numel() for _, p in trained]
-        self.dtype = trained[0][1].dtype
+        self.dtype = next(p for p in model.parameters() if p.requires_grad).dtype  # of vectors and losses
 
     def windows(self, w: Tensor) -> list[Tensor]:
         """Split [m, d] into one view [m, *shape] per parameter."""
+        if self.layout is not None:
+            return self.layout.windows(w)
         return [part.unflatten(1, shape) if shape else part[:, 0] for part, shape in zip(w.split(self.sizes, 1), self.shapes, strict=True)]
 
-    def _loss(self, params: list[Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor) -> Tensor:
-        with Stackable(key, self.precision), torch.autocast(weights.device.type, torch.bfloat16, enabled=self.half, cache_enabled=False):
-            output = self._outputs(params, x)
-        return weighted(self.loss, output.to(self.dtype), y, weights)
+    def _loss(
+        self, params: list[Tensor], buffers: dict[str, Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of a batch and the buffers after it."""
+        with Stackable(key, self.precision, weights, self.layout is not None):
+            output, buffers = self._outputs(params, buffers, x)
+        return weighted(self.loss, output.to(self.dtype), y, weights), buffers
 
-    def _outputs(self, params: list[Tensor], x: Samples) -> Tensor:
-        return as_tensor(functional_call(self.module, dict(zip(self.names, params, strict=True)), *arguments(x)))
+    def _outputs(self, params: list[Tensor], buffers: dict[str, Tensor], x: Samples) -> tuple[Tensor, dict[str, Tensor]]:
+        return call_with(self.module, dict(zip(self.names, params, strict=True)), buffers, x)
 
     def step(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> None:
         """Advance the first m lanes by one local step, in place."""
+        gradients, value = self._gradients(lanes, m, x, y)
+        h = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], dim=1)
+        if lanes.clip is not None:
+            h = h * shortening(h.norm(dim=1), lanes.clip[:m])[:, None]
+        going = lanes.k[:m] < lanes.steps[:m]
+        update_lanes(lanes, slice(0, m), h)
+        lanes.total[:m] += torch.where(going, value, 0.0)
+        lanes.k[:m] += 1
+
+    def pieces(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+        """The first half of a step with a layout: the gradients of the first m lanes in its order, and the losses."""
+        assert self.layout is not None
+        gradients, value = self._gradients(lanes, m, x, y)
+        return self.layout.pieces(gradients), value
+
+    def update(self, lanes: Lanes, m: int, pieces: Sequence[Tensor | WeightProduct], value: Tensor) -> None:
+        """The second half: apply the gradients, in place."""
+        going = lanes.k[:m] < lanes.steps[:m]
+        update_pieces(lanes, slice(0, m), pieces)
+        lanes.total[:m] += torch.where(going, value, 0.0)
+        lanes.k[:m] += 1
+
+    def _gradients(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
+        """Return the gradients of the first m lanes on their next batch, one tensor per parameter, and the losses [m]."""
         now = torch.minimum(lanes.k[:m], lanes.steps[:m] - 1)[:, None]  # finished lanes repeat their last batch, without effect
         place = torch.arange(lanes.batch, device=lanes.w.device)
         at = now * lanes.batch + place
@@ -59,29 +102,30 @@ class Stack:
             moves = lanes.moves[:m].gather(1, at[..., None].expand(-1, -1, 3)).long()
             batch = crop_and_flip(batch.flatten(0, 1), moves.flatten(0, 1)).view_as(batch)
         flat = self.data.inputs(mapped(lambda each: each.flatten(0, 1), batch), self.dtype)
-        inputs, targets = mapped(lambda each: each.unflatten(0, (m, lanes.batch)), flat), rows(y, chosen)
-        w = lanes.w[:m]
-        gradients, value = vmap(grad_and_value(self._loss))(self.windows(w), inputs, targets, weights, lanes.keys[:m] + now[:, 0])
-        h = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], dim=1)
-        if lanes.clip is not None:
-            h = h * shortening(h.norm(dim=1), lanes.clip[:m])[:, None]
-        going = lanes.k[:m] < lanes.steps[:m]
-        update_lanes(lanes, slice(0, m), h)
-        lanes.total[:m] += torch.where(going, value, 0.0)
-        lanes.k[:m] += 1
+        inputs, targets = mapped(lambda each: self._rounded(each.unflatten(0, (m, lanes.batch))), flat), rows(y, chosen)
+        w = (lanes.w if lanes.half is None else lanes.half)[:m]
+        before = {kind: rows[:m] for kind, rows in lanes.buffers.items()}
+        given = (self.windows(w), self.buffers.stacked(before), inputs, targets, weights, lanes.keys[:m] + now[:, 0])
+        gradients, (value, after) = vmap(grad_and_value(self._loss, has_aux=True))(*given)
+        keep_buffers(before, self.buffers.packed(after), lanes.k[:m] < lanes.steps[:m])
+        return gradients, value
 
-    def outputs(self, w: Tensor, x: Samples) -> Tensor:
+    def _rounded(self, x: Tensor) -> Tensor:
+        """An input in the precision of the model."""
+        return x.to(torch.bfloat16) if self.half and x.is_floating_point() else x
+
+    def outputs(self, w: Tensor, buffers: Packed, x: Samples) -> Tensor:
         """Return the outputs [r, n, ...] of r models [r, d] in evaluation mode on the same stored samples."""
         inputs = self.data.inputs(x, self.dtype)
         key = torch.zeros((), dtype=torch.long, device=w.device)
 
-        def one(params: list[Tensor]) -> Any:
+        def one(params: list[Tensor], buffers: dict[str, Tensor]) -> Any:
             with Stackable(key, self.precision):
-                return self._outputs(params, inputs)
+                return self._outputs(params, buffers, inputs)[0]
 
         self.module.eval()
         try:
-            return vmap(one)(self.windows(w))  # type: ignore[no-any-return]
+            return independent_of_values(lambda: vmap(one)(self.windows(w), self.buffers.stacked(buffers)))  # type: ignore[no-any-return]
         finally:
             self.module.train()
 

@@ -1,0 +1,347 @@
+"""The ray engine: equal to one machine, whoever trains which clients; a lost worker's clients train elsewhere in the same round."""
+
+import os
+import signal
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import mimicfl as mf
+from mimicfl.algorithms.base import declared
+from mimicfl.algorithms.server import Server
+from mimicfl.cli.main import main
+from mimicfl.engines.cluster import connect, engine
+from mimicfl.engines.cluster.engine import RayEngine, cluster_parts, with_fewer_lanes
+from mimicfl.engines.cluster.shares import divide
+from mimicfl.engines.cluster.worker import Setup, Worker
+from mimicfl.engines.create import create
+from mimicfl.engines.interface import train_clients
+from mimicfl.engines.plain import PlainEngine
+from tests.conftest import BUILT_IN
+from tests.engines.engines import MODELS, SIZES, problem, request_of
+from tests.engines.inputs import CASES, clients_of
+
+IGNORED = ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning")  # Ray leaves files of its own open
+pytestmark = [pytest.mark.filterwarnings(f"ignore::{name}") for name in IGNORED]
+MEANS = [name for name, factory in BUILT_IN.items() if declared(factory, "mean_suffices")]
+
+
+class Here:
+    """Workers in this process, in place of a cluster; `order` says which worker takes the message of which group."""
+
+    def __init__(self, setup, clients, workers, order=lambda number, workers: number % workers):
+        self.clients, self.order = clients, order
+        self.workers, self.held = [Worker(setup) for _ in range(workers)], [set() for _ in range(workers)]
+
+    def put(self, value):
+        return value
+
+    def run(self, work):
+        return {number: self._reply(number, *message) for number, message in work.items()}
+
+    def _reply(self, number, jobs, models):
+        at = self.order(number, len(self.workers))
+        new = sorted({int(client) for job in jobs for client in job.active} - self.held[at])
+        self.held[at] |= set(new)
+        index = np.concatenate([np.arange(0), *(self.clients.split[client] for client in new)])
+        given = (new, *(engine_rows(part, index) for part in (self.clients.x, self.clients.y)))
+        return self.workers[at].train(jobs, given if new else None, *models)
+
+
+def engine_rows(samples, index):
+    if isinstance(samples, dict):
+        return {name: x[index].numpy() for name, x in samples.items()}
+    return tuple(x[index].numpy() for x in samples) if isinstance(samples, tuple) else samples[index].numpy()
+
+
+def ray_engine(model, clients, loss, groups=3, workers=2, label="plain", **options):
+    setup = Setup(model, loss, clients.emptied(), "fp32", label)
+    return RayEngine(Here(setup, clients, workers, **options), create(label, model, clients, loss, "fp32"), groups)
+
+
+def request(model, clients, task=None, **options):
+    w, buffers = torch.cat([p.detach().reshape(-1) for p in model.parameters()]), dict(model.named_buffers())
+    local = mf.LocalSGD(epochs=2, batch_size=8, **options)
+    active = np.arange(len(clients))
+    return request_of(clients, local, 3, 1, w, buffers, active, task or mf.Task(), 0.1, 0.1)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 9))
+def test_groups_cover_the_clients_and_are_even(sizes, groups):
+    active, sizes = np.arange(len(sizes)) * 3, np.array(sizes)
+    found = divide(active, sizes, groups)
+    assert sorted(np.concatenate(found)) == list(range(len(active)))
+    load = [sizes[rows].sum() for rows in found]
+    assert max(load) <= max(1.25 * np.mean(load), min(load) + sizes.max())
+    assert all(np.array_equal(a, b) for a, b in zip(found, divide(active, sizes, groups), strict=True))
+
+
+def test_clients_stay_where_their_samples_are_if_the_groups_are_even():
+    found = divide(np.array([0, 1, 4, 7, 10]), np.ones(5), 2)
+    assert [rows.tolist() for rows in found] == [[0, 2, 4], [1, 3]]
+
+
+@pytest.mark.parametrize("name", ["mlp", "groups", "residual"])
+def test_rows_equal_plain_to_the_bit(name):
+    model, clients = problem(MODELS[name]())
+    loss, shift = mf.losses.cross_entropy, torch.randn(len(SIZES), sum(p.numel() for p in model.parameters()), dtype=torch.float64)
+    asked = request(model, clients, mf.Task(shift, 0.2, send=("last_gradient",)), momentum=0.5)
+    ours, [plain] = ray_engine(model, clients, loss), PlainEngine(model, clients, loss).train([asked])
+    for _ in range(2):  # the second time, the workers have the samples
+        [found] = ours.train([asked])
+        assert torch.equal(found.g, plain.g)
+        assert torch.equal(found.loss, plain.loss)
+        assert torch.equal(found.K, plain.K)
+        assert torch.equal(found.sent["last_gradient"], plain.sent["last_gradient"])
+
+
+def test_groups_of_one_request_are_weighted_means():
+    model, clients = problem(nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.BatchNorm1d(10)))
+    clients = replace_sizes(clients)
+    loss, asked = mf.losses.cross_entropy, request(model, clients)
+    asked = replace(asked, share=torch.tensor([0.1, 0.2, 0.3, 0.15], dtype=torch.float64), mean_suffices=True)
+    [plain] = PlainEngine(model, clients, loss).train([asked])
+    [found] = ray_engine(model, clients, loss, groups=2).train([asked])
+    assert found.g.shape[0] == 2
+    weights = asked.share / asked.share.sum()
+    torch.testing.assert_close(found.summed(weights) @ found.g, weights @ plain.g)
+    assert torch.equal(found.loss, plain.loss)
+    one, two = (
+        Server(mf.FedAvg(), asked.w, dict(asked.buffers), asked.share, local_lr=lambda t, m: 0.1, global_lr=lambda t, m: 0.1) for _ in "ab"
+    )
+    one.apply(asked, plain), two.apply(asked, found)
+    torch.testing.assert_close(one.w, two.w)
+    for name, value in one.buffers.items():
+        torch.testing.assert_close(two.buffers[name], value)
+
+
+def replace_sizes(clients):
+    """Without the client that has a single sample, which BatchNorm cannot take."""
+    clients.split[3] = clients.split[0][:5]
+    clients.sizes = np.array([len(part) for part in clients.split])
+    return clients
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_samples_with_several_inputs(name):
+    make, data = CASES[name]
+    model, clients = make().double(), clients_of(data())
+    asked = request(model, clients)
+    loss = mf.losses.cross_entropy
+    [found], [plain] = ray_engine(model, clients, loss).train([asked]), PlainEngine(model, clients, loss).train([asked])
+    assert torch.equal(found.g, plain.g)
+
+
+def test_own_starts_and_several_runs():
+    model, clients = problem(MODELS["mlp"]())
+    loss, asked = mf.losses.cross_entropy, request(model, clients)
+    starts = replace(asked, task=mf.Task(start=asked.w + torch.randn(len(SIZES), len(asked.w), dtype=torch.float64)))
+    runs = [starts, replace(asked, seed=5, active=np.array([1, 2]), share=asked.share[:2])]
+    for found, plain in zip(
+        *(train_clients(e, runs) for e in (ray_engine(model, clients, loss), PlainEngine(model, clients, loss))), strict=True
+    ):
+        assert torch.equal(found.g, plain.g)
+
+
+@pytest.mark.parametrize("label", ["native", "batched:4"])
+def test_the_result_does_not_depend_on_who_trains(label):
+    model, clients = problem(mf.models.MLP(64, 12, 10), dtype=torch.float32)
+    loss, asked = mf.losses.cross_entropy, replace(request(model.float(), clients), mean_suffices=True)
+    one = ray_engine(model, clients, loss, label=label).train([asked])[0]
+    two = ray_engine(model, clients, loss, label=label, workers=3, order=lambda number, workers: workers - 1).train([asked])[0]
+    assert torch.equal(one.g, two.g)
+    weights = asked.share / asked.share.sum()
+    plain = PlainEngine(model, clients, loss).train([asked])[0]
+    torch.testing.assert_close(one.summed(weights) @ one.g, weights @ plain.g, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_where_the_mean_suffices_groups_change_nothing(name):
+    """A server that gets means over groups makes the same model as one that gets rows."""
+    torch.manual_seed(0)
+    w, g, active = torch.randn(7).double(), torch.randn(5, 7).double(), torch.arange(5)
+    share, group = torch.tensor([0.1, 0.3, 0.2, 0.25, 0.15]).double(), torch.tensor([0, 1, 0, 1, 1])
+    states = []
+    for rows in (True, False):
+        algorithm = BUILT_IN[name]()
+        state = algorithm.init(w.clone(), 5)
+        for t in range(45):
+            updates = mf.algorithms.server.ClientUpdates(g, torch.ones(5), torch.ones(5), group=None if rows else group)
+            weights = updates.summed(share) if rows else torch.zeros(2).double().index_add(0, group, share)
+            means = g if rows else torch.stack([share[group == k] @ g[group == k] / share[group == k].sum() for k in (0, 1)])
+            algorithm.aggregate(state, active, means * (1 + t), mf.Step(t, 0.1, 0.1, torch.ones(5), weights, weights))
+        states.append(state.w)
+    torch.testing.assert_close(*states)
+
+
+def test_a_subclass_does_not_inherit_that_the_mean_suffices():
+    class Median(mf.FedAvg):
+        def aggregate(self, state, active, g, step):
+            state.w = state.w - step.eta * g.median(dim=0).values
+
+    rate = {"local_lr": lambda t, m: 0.1, "global_lr": lambda t, m: 0.1}
+    share, active = torch.full((3,), 1 / 3), np.arange(3)
+    assert Server(mf.FedAvg(), torch.zeros(4), {}, share, **rate).request(0, active).mean_suffices
+    assert not Server(Median(), torch.zeros(4), {}, share, **rate).request(0, active).mean_suffices
+    assert not Server(mf.FedAvg(), torch.zeros(4), {}, share, **rate, update="mean").request(0, active).mean_suffices
+    assert not Server(mf.SCAFFOLD(), torch.zeros(4), {}, share, **rate).request(0, active).mean_suffices
+
+
+def test_labels():
+    assert cluster_parts("ray:4:batched:64:compiled") == (4, "batched:64:compiled")
+    assert cluster_parts("native") == (0, "native")
+    assert with_fewer_lanes("batched:64:compiled", 3) == "batched:22:compiled"
+    assert with_fewer_lanes("plain", 3) == "plain"
+
+
+# -- on a real cluster ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two workers on this machine."""
+    pytest.importorskip("ray")
+    ray = connect.import_ray()
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield ray
+    ray.shutdown()
+
+
+def settings(algorithm, **options):
+    given = {"rounds": 5, "num_clients": 8, "epochs": 1, "availability": "static:0.6", "engine": "plain"}
+    return mf.Experiment(algorithm=algorithm, **given | options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "mimic", "scaffold", "fedawe", "focus"])
+def test_a_run_on_a_cluster_equals_one_on_this_machine(cluster, algorithm):
+    said = []
+    one, two = mf.run(settings(algorithm)), mf.run(settings(algorithm), ray="auto", notice=said.append)
+    torch.testing.assert_close(two.params, one.params, rtol=0, atol=1e-6)
+    assert any("2 workers" in text for text in said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "mimic"])
+def test_a_resumed_run_on_a_cluster_has_the_same_bits(cluster, algorithm, tmp_path, monkeypatch):
+    whole = mf.run(settings(algorithm, checkpoint_every=1), tmp_path / "whole", ray="auto")
+
+    def stop(experiment, row, rounds):
+        if row["round"] == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mf.run(settings(algorithm, checkpoint_every=1), tmp_path / "cut", ray="auto", progress=stop)
+    monkeypatch.setattr(engine, "count_workers", lambda ray, device: 1)  # a smaller cluster: the same groups, one after the other
+    said = []
+    resumed = mf.run(settings(algorithm, checkpoint_every=1), tmp_path / "cut", ray="auto", notice=said.append)
+    assert torch.equal(resumed.params, whole.params)
+    assert not any("up to rounding" in text for text in said)
+    other = mf.run(settings(algorithm, checkpoint_every=1, rounds=6), tmp_path / "cut", notice=said.append)
+    assert "resumed from ray:2:plain" in said[-1]
+    assert len(other.rows) == 6
+
+
+class Deadly:
+    """A transform that kills a worker in the middle of its third batch, once."""
+
+    def __init__(self, marker):
+        self.marker, self.driver, self.calls = str(marker), os.getpid(), 0
+
+    def __call__(self, x, generator):
+        self.calls += 1
+        if os.getpid() != self.driver and self.calls > 12 and os.path.exists(self.marker):
+            os.unlink(self.marker)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["fedavg", "mimic"])
+def test_clients_of_a_killed_worker_train_elsewhere_in_the_same_round(cluster, algorithm, tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(160, 6)).astype(np.float32), rng.integers(0, 3, 160)
+    split, found, said = list(np.arange(160).reshape(8, 20)), [], []
+    for name in ("none", "marker"):
+        marker = tmp_path / name
+        if name == "marker":
+            marker.touch()
+        data = mf.Data(x, y, x[:20], y[:20], transform=Deadly(marker))
+        torch.manual_seed(0)
+        given = (nn.Linear(6, 3), data, split, algorithm, "always", 4)
+        found.append(mf.simulate(*given, local=mf.LocalSGD(epochs=1, batch_size=5, lr=0.1), engine="plain", ray="auto", notice=said.append))
+    assert not (tmp_path / "marker").exists()
+    assert sum("a worker was lost" in text for text in said) == 1
+    assert torch.equal(found[0].params, found[1].params)
+    assert [row["clients"] for row in found[0].rows] == [row["clients"] for row in found[1].rows]
+
+
+@pytest.mark.slow
+def test_a_client_that_kills_every_worker_ends_the_run_with_a_sentence(cluster, tmp_path):
+    class Always(Deadly):
+        def __call__(self, x, generator):
+            if os.getpid() != self.driver and len(x) == 3:  # client 0's last batch
+                os.kill(os.getpid(), signal.SIGKILL)
+            return x
+
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    data = mf.Data(x, y, x[:20], y[:20], transform=Always(tmp_path / "x"))
+    given = (nn.Linear(6, 3), data, [np.arange(23), np.arange(23, 40)], "fedavg", "always", 2)
+    with pytest.raises(mf.UsageError, match="workers died"):
+        mf.simulate(*given, local=mf.LocalSGD(epochs=1, batch_size=5), engine="plain", ray="auto")
+
+
+@pytest.mark.slow
+def test_a_model_of_a_plugin_is_sent_with_its_code(cluster, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "import mimicfl as mf\nfrom torch import nn\n\n"
+        "class Mine(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.last = nn.Linear(64, 10)\n"
+        "    def forward(self, x):\n        return self.last(x.flatten(1))\n\n"
+        "@mf.models.register('mine')\ndef mine(data):\n    return Mine()\n"
+    )
+    given = settings("fedavg", model="mine", plugins=[str(tmp_path / "mine.py")])
+    torch.testing.assert_close(mf.run(given, ray="auto").params, mf.run(given).params, rtol=0, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_an_error_on_a_worker_is_that_of_the_model(cluster):
+    class Wrong(nn.Linear):
+        driver = os.getpid()
+
+        def forward(self, x):
+            if os.getpid() != self.driver:
+                raise ArithmeticError("a mistake in the model")
+            return super().forward(x)
+
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    with pytest.raises(ArithmeticError, match="a mistake in the model"):
+        mf.simulate(Wrong(6, 3), mf.Data(x, y, x, y), [np.arange(20), np.arange(20, 40)], "fedavg", "always", 2, engine="plain", ray="auto")
+
+
+# -- mistakes ------------------------------------------------------------------------------------------------------------------------
+
+
+def test_an_unreachable_cluster_is_a_sentence(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert main(["run", "--rounds", "2", "--ray", "127.0.0.1:1", "--out", str(out)]) == 2
+    assert "no Ray cluster at '127.0.0.1:1'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_missing_ray_is_a_sentence(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["run", "--rounds", "2", "--ray", "auto", "--out", str(tmp_path / "run")]) == 2
+    assert "pip install 'mimicfl[ray]'" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_address_must_be_text():
+    with pytest.raises(mf.UsageError, match="ray must be"):
+        connect.check_address(3)

@@ -1,0 +1,196 @@
+"""Wide convolutions: the layout of their lanes, the norm that keeps it, and on a GPU the kernels on tensor cores."""
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
+
+import mimicfl as mf
+from mimicfl.clients.losses import as_loss
+from mimicfl.clients.params import flatten
+from mimicfl.engines.plain import PlainEngine
+from mimicfl.engines.stacked import weight_product
+from mimicfl.engines.stacked.batched import convolution
+from mimicfl.engines.stacked.batched.engine import BatchedEngine
+from mimicfl.engines.stacked.batched.normalization import group_norm
+from mimicfl.engines.stacked.batched.rewrite import Stackable
+from mimicfl.engines.stacked.graphs import trace
+from mimicfl.engines.stacked.layout import Layout
+from mimicfl.engines.torch_settings import exact
+from mimicfl.experiments.execute import carry_out
+from tests.engines.engines import needs_gpu, problem, requests_of
+
+LOCALS = {
+    "sgd": mf.LocalSGD(epochs=2, batch_size=8),
+    "momentum": mf.LocalSGD(epochs=2, batch_size=8, momentum=0.9),
+    "clipped": mf.LocalSGD(epochs=2, batch_size=8, clip_norm=0.1),
+    "adamw": mf.Local(optimizer="adamw", epochs=2, batch_size=8, lr=0.01),
+}
+
+
+def residual(width: int = 16, norm: str = "group") -> nn.Module:
+    return mf.models.ResNet(1, 10, width, norm)
+
+
+def distance(ours, plain) -> float:
+    return max(float((mine.g - true.g).norm() / true.g.norm()) for mine, true in zip(ours, plain, strict=True))
+
+
+class TestLayout:
+    def test_vectors_come_back_and_windows_are_the_parameters(self):
+        model = residual()
+        layout, w = Layout(model, torch.device("cpu")), flatten(model)
+        rows = layout.arrange(torch.stack([w, -w]))
+        assert torch.equal(layout.restore(rows), torch.stack([w, -w]))
+        for window, p in zip(layout.windows(rows), model.parameters(), strict=True):
+            assert torch.equal(window, torch.stack([p, -p]))
+
+    def test_pieces_of_gradients_are_in_the_order_of_the_lane(self):
+        model = residual()
+        layout, w = Layout(model, torch.device("cpu")), flatten(model)
+        gradients = [torch.stack([p.detach(), 2 * p.detach()]) for p in model.parameters()]
+        assert len(layout.pieces(gradients)) > 2
+        assert torch.equal(torch.cat(layout.pieces(gradients), dim=1), layout.arrange(torch.stack([w, 2 * w])))
+
+
+def test_group_norm_equals_pytorch_and_keeps_channels_last():
+    torch.manual_seed(0)
+    x, w, b = torch.randn(3, 4, 6, 5, 5).double(), torch.randn(3, 6).double(), torch.randn(3, 6).double()
+    x = x.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)
+
+    def gradients(norm):
+        return vmap(grad(lambda *given: norm(given[0], 2, *given[1:], 1e-3).sin().sum(), argnums=(0, 1, 2)))(x, w, b)
+
+    for ours, true in zip(gradients(group_norm), gradients(F.group_norm), strict=True):
+        torch.testing.assert_close(ours, true)
+    assert vmap(lambda x: group_norm(x, 2))(x).stride() == x.stride()
+
+
+@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+def test_lanes_in_a_layout_equal_plain(local, monkeypatch):
+    """On a CPU the layout gains nothing, but its updates must be the same."""
+    monkeypatch.setattr("mimicfl.engines.stacked.batched.engine.is_wide", lambda *given: True)
+    torch.manual_seed(0)
+    model, clients = problem(residual(4), "cpu", torch.float64)
+    requests = requests_of(model, clients, local)
+    loss = as_loss("cross-entropy")
+    ours = BatchedEngine(model, clients, loss, lanes=3).train(requests)
+    assert distance(ours, PlainEngine(model, clients, loss).train(requests)) < 1e-7
+
+
+SHAPES = [
+    # clients, batch, channels in and out, height, width, kernel, stride, padding, dilation
+    (2, 3, 16, 32, 8, 8, 3, 1, 1, 1),
+    (2, 2, 16, 16, 9, 7, 3, 2, 1, 1),
+    (1, 2, 32, 16, 8, 8, 1, 2, 0, 1),
+    (3, 2, 20, 24, 7, 7, 3, 1, 0, 2),
+    (2, 5, 64, 100, 6, 6, 5, 3, 2, 1),
+    (1, 1, 128, 17, 5, 9, 2, 1, 3, 1),
+]
+
+
+def test_postponed_weight_gradients_are_given_by_their_factors():
+    """What a kernel computes and applies at once on a GPU: here the product of the factors must be the gradient."""
+    torch.manual_seed(0)
+    model = residual()
+    layout = Layout(model, torch.device("cpu"))
+    names = [name for name, _ in model.named_parameters()]
+    x, w = torch.randn(2, 3, 1, 8, 8), layout.arrange(torch.randn(2, flatten(model).numel()) / 10)
+
+    def loss(params, x):
+        with Stackable(torch.zeros((), dtype=torch.long), "tf32"):
+            return functional_call(model, dict(zip(names, params, strict=True)), x).square().sum()
+
+    def pieces(held, x):
+        gradients, value = vmap(grad_and_value(loss))(layout.windows(held["w"]), x)
+        return layout.pieces(gradients), value
+
+    traced = trace(pieces, {"w": w}, x)
+    truth, value = traced({"w": w}, x)
+    postponed = weight_product.Postponed(traced)
+    found, again = traced({"w": w}, x)
+    assert torch.equal(value, again)
+    products = [each for each in postponed.pieces(found) if not isinstance(each, torch.Tensor)]
+    assert len(products) > 5
+    for ours, true in zip(postponed.pieces(found), truth, strict=True):
+        assert tuple(ours.shape) == tuple(true.shape)
+        if isinstance(ours, torch.Tensor):
+            assert torch.equal(ours, true)
+        else:
+            dense = convolution.conv_weight(ours.x, ours.dy, *ours.how).permute(0, 1, 3, 4, 2).flatten(1)
+            torch.testing.assert_close(dense, true)
+
+
+@pytest.mark.gpu
+@needs_gpu
+class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def full_precision(self):
+        """As in a run: otherwise plain convolutions use TF32."""
+        with exact():
+            yield
+
+    @pytest.mark.parametrize("shape", SHAPES)
+    @pytest.mark.parametrize(
+        ("dtype", "precision", "close"), [("float32", "tf32x3", 1e-6), ("float32", "tf32", 2e-3), ("bfloat16", "tf32", 4e-3)]
+    )
+    def test_convolutions_equal_pytorch_in_float64(self, shape, dtype, precision, close):
+        m, b, c, o, h, v, k, s, p, d = shape
+        torch.manual_seed(0)
+        x, w = (torch.randn(*size, device="cuda").to(getattr(torch, dtype)) for size in ((m, b, c, h, v), (m, o, c, k, k)))
+        how = ([s, s], [p, p], [d, d])
+        y = torch.stack([F.conv2d(x[i].double(), w[i].double(), None, s, p, d) for i in range(m)])
+        dy = torch.randn_like(y).to(x.dtype)
+        dx = torch.stack([conv2d_input((b, c, h, v), w[i].double(), dy[i].double(), s, p, d) for i in range(m)])
+        dw = torch.stack([conv2d_weight(x[i].double(), (o, c, k, k), dy[i].double(), s, p, d) for i in range(m)])
+        ours = (
+            convolution.conv(x, w, *how, precision),
+            convolution.conv_input(dy, w, [h, v], *how, precision),
+            convolution.conv_weight(x, dy, [k, k], *how, precision),
+        )
+        for mine, true in zip(ours, (y, dx, dw), strict=True):
+            assert float((mine.double() - true).norm() / true.norm()) < close
+
+    @pytest.mark.parametrize("compiled", [False, True], ids=["traced", "compiled"])
+    @pytest.mark.parametrize("norm", ["group", "batch"])
+    @pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-3), ("bf16", 0.2)])
+    def test_a_residual_network_equals_plain(self, norm, precision, close, compiled):
+        torch.manual_seed(0)
+        model, clients = problem(residual(norm=norm), "cuda", torch.float32, sizes=(30, 7, 43, 12))
+        requests = requests_of(model, clients, LOCALS["sgd"])
+        loss = as_loss("cross-entropy")
+        ours = BatchedEngine(model, clients, loss, precision, lanes=3, compiled=compiled).train(requests)
+        assert distance(ours, PlainEngine(model, clients, loss).train(requests)) < close
+
+    @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+    def test_every_optimizer_equals_plain(self, local):
+        torch.manual_seed(0)
+        model, clients = problem(residual(), "cuda", torch.float32)
+        requests = requests_of(model, clients, local)
+        loss = as_loss("cross-entropy")
+        assert (
+            distance(BatchedEngine(model, clients, loss, lanes=3).train(requests), PlainEngine(model, clients, loss).train(requests)) < 1e-2
+        )
+
+    def test_updates_that_are_part_of_the_weight_gradient_equal_separate_ones(self, monkeypatch):
+        torch.manual_seed(0)
+        model, clients = problem(residual(64), "cuda", torch.float32)
+        requests, loss = requests_of(model, clients), as_loss("cross-entropy")
+        taken: list[int] = []
+        original = weight_product.WeightProduct.update
+        monkeypatch.setattr(weight_product.WeightProduct, "update", lambda self, lanes: (taken.append(1), original(self, lanes))[1])
+        fused = BatchedEngine(model, clients, loss, lanes=4).train(requests)
+        assert taken
+        monkeypatch.setattr("mimicfl.engines.stacked.batched.program.can_postpone", lambda lanes: False)
+        assert distance(fused, BatchedEngine(model, clients, loss, lanes=4).train(requests)) < 1e-5
+
+    def test_with_fixed_lanes_other_runs_change_no_bit(self):
+        plan = {
+            a: mf.Experiment(model="resnet:16", rounds=2, epochs=1, algorithm=a, availability="time-varying:0.2", device="cuda",
+                             engine="batched:5:compiled", precision="bf16")
+            for a in ("mimic", "scaffold", "fedprox:mu=0.1")
+        }  # fmt: skip
+        together = carry_out(plan)
+        assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
