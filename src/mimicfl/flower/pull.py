@@ -48,7 +48,8 @@ class Inbox:
     def pull(self, message_ids: list[str]) -> Iterator[Message]:
         """The replies to these messages that have arrived completely. Raises if the SuperLink cannot be reached."""
         if not isinstance(self.grid, HttpGrid):
-            yield from self.grid.pull_messages(message_ids)
+            one_by_one = getattr(self.grid, "replies", self.grid.pull_messages)
+            yield from one_by_one(message_ids)
             return
         self._announce(self.grid, [message_id for message_id in message_ids if message_id not in self.incoming])
         for answered, reply in list(self.incoming.items()):
