@@ -1,6 +1,6 @@
 """What the server costs per round, compared with Flower's FedAvg: CPU seconds and memory, in memory, without a network.
 
-    python benchmarks/flower_cost.py [--clients 100] [--size 1000000] [--rounds 8] [--repeats 5]        # about two minutes
+    python benchmarks/flower_cost.py [--clients 100] [--size 1000000] [--rounds 8] [--repeats 5]        # a few minutes
 
 All strategies use the same in-memory grid and the same clients, which hardly compute. CPU seconds are measured in one process in which the
 strategies take turns, so that they meet the same load on a busy machine. They are user and system time, of the whole

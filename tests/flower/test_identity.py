@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from flwr.app import ConfigRecord, Message, RecordDict
 
 import mimicfl.flower as mff
 from mimicfl.flower.in_process import Delayed
@@ -67,6 +68,22 @@ def test_mimic_is_not_biased_when_both_node_ids_are_listed_for_a_while():
     run(strategy, toy, rounds=60, timeout=1.0, events=events | {8: restart_and_die})
     np.testing.assert_allclose(strategy.form.w, 1.0, atol=1e-3)
     assert sum(map(bool, strategy.form.clients)) == 3
+
+
+@pytest.mark.parametrize("bad", ["\x1b[31m0", "0\n1", "x" * 200, "node-5", "", True, [1, 2], 0.5, b"0"])
+def test_unusable_ids_are_replaced_by_the_node_id(bad):
+    """Ids appear in rows, logs and file names."""
+
+    class Odd(Toy):
+        def __call__(self, node, message, context):
+            if message.metadata.message_type == "query" and context.node_config["partition-id"] == 0:
+                self.node = node
+                return Message(RecordDict({"mimicfl": ConfigRecord({"client-id": bad})}), reply_to=message)
+            return super().__call__(node, message, context)
+
+    toy, strategy = Odd(), mff.MimiC(wait_for=3, **OPTIONS)
+    run(strategy, toy, rounds=2)
+    assert [row["answered"] for row in strategy.rows] == [["1", "2", f"node-{toy.node}"]] * 2
 
 
 def test_a_node_that_is_reported_offline_is_not_selected_again(flower_log):

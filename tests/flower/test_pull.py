@@ -1,5 +1,7 @@
 """Replies from a SuperLink: objects that a hostile SuperNode may send, since the SuperLink does not look into them."""
 
+import itertools
+
 import httpx
 import numpy as np
 import pytest
@@ -143,6 +145,38 @@ def test_an_incomplete_reply_holds_up_nobody_and_is_continued():
     np.testing.assert_array_equal(late.content["arrays"]["w"].numpy(), np.ones(3))
     assert {key for key in link.pulled if link.pulled.count(key) > 1} == {mine}  # nothing else was pulled twice
     assert len(link.confirmed) == 3
+
+
+def test_a_reply_of_many_objects_holds_up_nobody(monkeypatch):
+    now = itertools.count(0.0, 2.0)  # every object takes two seconds
+    monkeypatch.setattr("mimicfl.flower.pull.time.monotonic", lambda: next(now))
+    records = {f"metrics-{k}": MetricRecord({"k": k}) for k in range(40)}
+    many = Message(RecordDict(records), reply_to=request(1))
+    many.metadata.__dict__["_message_id"] = many.object_id
+    link = SuperLink({0: reply(0), 1: many})
+    inbox = Inbox(grid_of(link))
+    polls = [[m.metadata.reply_to_message_id for m in inbox.pull(REQUESTS)] for _ in range(40)]
+    assert polls.index(["request-0"]) < 4 < polls.index(["request-1"])
+    assert len(link.pulled) == len(set(link.pulled))
+
+
+def refuse(status):
+    def pull_object(asked):
+        answer = httpx.Response(status, request=httpx.Request("POST", "http://superlink"))
+        raise httpx.HTTPStatusError("no", request=answer.request, response=answer)
+
+    return pull_object
+
+
+def test_an_object_that_the_superlink_refuses_costs_its_sender_the_round():
+    link = SuperLink({0: reply(0)})
+    link.PullObject = refuse(400)
+    [found] = Inbox(grid_of(link)).pull(["request-0"])
+    assert "cannot be read: HTTP status 400" in reason(found)
+    link = SuperLink({0: reply(0)})
+    link.PullObject = refuse(503)
+    with pytest.raises(httpx.HTTPStatusError):
+        list(Inbox(grid_of(link)).pull(["request-0"]))
 
 
 def test_answers_that_are_too_large_are_asked_for_in_parts():

@@ -109,7 +109,8 @@ def test_one_changed_line_on_real_processes(network, tmp_path):
     """A SuperNode is killed while it trains and comes back under a new node id, with nothing to recognise it by."""
     (app, folder), gate = observed(tmp_path), tmp_path / "gate"
     hold_in(app / "quickstart" / "task.py", "load_data", gate, folder)
-    (gate / "hold-1").write_text("1")
+    for client in (1, 2):  # client 2 waits until client 1 is back, however long that takes
+        (gate / f"hold-{client}").write_text("1")
     network.superlink()
     nodes = [network.supernode(k, N) for k in range(N)]
     try:
@@ -119,6 +120,8 @@ def test_one_changed_line_on_real_processes(network, tmp_path):
         network.kill(nodes[1])
         (gate / "hold-1").unlink()
         network.supernode(1, N)
+        wait_until(lambda: network.run_log().count("does not report a client id") == N + 1, "the new node to be known")
+        (gate / "hold-2").unlink()
         wait_until(lambda: (tmp_path / "final.pt").exists(), "the run to finish")
         # Flower uploads what a ServerApp logs a little later.
         wait_until(lambda: network.run_log().count("its correction passes to") == 1, "the line about the correction in `flwr log`")

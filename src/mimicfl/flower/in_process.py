@@ -88,7 +88,10 @@ class InProcessGrid(InMemoryGrid):
             reply = self.pool.submit(self.reply, message.metadata.dst_node_id, message)
             self.training.append((message.metadata.message_id, reply))
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return list(self.replies(message_ids))
+
+    def replies(self, message_ids: Iterable[str]) -> Iterator[Message]:
         """The replies, one after the other: waits for every client."""
         waiting = {message for message, _ in self.training} | {message.metadata.message_id for message in self.queue}
         asked = set(message_ids)

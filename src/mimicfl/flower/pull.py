@@ -5,6 +5,7 @@ the other replies are lost. If a client was killed while it sent its reply, the 
 the deadline of the round.
 """
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, ObjectUnavailableError, inflate_object_from_contents
 from flwr.superlink.grid import HttpGrid
 
+LONGEST = 5.0  # seconds per reply and poll: a reply may consist of any number of objects
 UNREADABLE = 100  # an error code that Flower does not use
 
 
@@ -46,7 +48,8 @@ class Inbox:
     def pull(self, message_ids: list[str]) -> Iterator[Message]:
         """The replies to these messages that have arrived completely. Raises if the SuperLink cannot be reached."""
         if not isinstance(self.grid, HttpGrid):
-            yield from self.grid.pull_messages(message_ids)
+            one_by_one = getattr(self.grid, "replies", self.grid.pull_messages)
+            yield from one_by_one(message_ids)
             return
         self._announce(self.grid, [message_id for message_id in message_ids if message_id not in self.incoming])
         for answered, reply in list(self.incoming.items()):
@@ -75,9 +78,11 @@ def _message(grid: HttpGrid, reply: Incoming) -> Message | None:
     """The reply, or an error reply that says why it cannot be read; None while parts of it are missing."""
     client, run_id = grid._runtime_client, grid.run.run_id
     fetch = make_pull_object_fn_protobuf(pull_object_protobuf=client.PullObject, node=grid.node, run_id=run_id)
-    announced = reply.metadata
+    announced, until = reply.metadata, time.monotonic() + LONGEST
     try:
         while reply.missing:
+            if time.monotonic() > until:
+                return None  # the others first; it is continued with the next poll
             reply.contents[reply.missing[-1]] = fetch(reply.missing[-1])
             reply.missing.pop()
         received = ConfirmMessageReceivedRequest(node=grid.node, run_id=run_id, message_object_id=announced.message_id)
@@ -91,8 +96,10 @@ def _message(grid: HttpGrid, reply: Incoming) -> Message | None:
         return None
     except ObjectPullError as error:  # the client did not complete it in time
         return _error(grid, announced, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, str(error))
-    except httpx.HTTPError:
-        raise
+    except httpx.HTTPError as error:
+        if not isinstance(error, httpx.HTTPStatusError) or error.response.is_server_error:
+            raise  # the SuperLink's fault, not the client's
+        return _error(grid, announced, UNREADABLE, f"HTTP status {error.response.status_code}")
     except Exception as error:
         return _error(grid, announced, UNREADABLE, type(error).__name__)
 

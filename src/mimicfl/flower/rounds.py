@@ -145,8 +145,9 @@ class RoundSteps(FlowerFedAvg):
         """Keep a checked answer for `aggregate_train`, and release its arrays if nobody else needs them."""
         self._arrived[reply.metadata.reply_to_message_id] = (sent, None if self.keeps_replies else update)
         if not self.keeps_replies:
-            for name in records_of(reply.content, ArrayRecord):
-                self._released.add(reply.content.pop(name))
+            for name, record in records_of(reply.content, ArrayRecord).items():
+                del reply.content[name]
+                self._released.add(record)
 
     def apply(self, t: int, eta_L: float, updates: dict[str, Update]) -> float:
         """Aggregate the updates of a round; returns eta_t."""
