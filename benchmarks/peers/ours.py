@@ -1,4 +1,4 @@
-"""mimicfl with two threads, on the engine given as the third argument."""
+"""mimicfl with two threads, on the engine given as the third argument; a fourth names a device."""
 
 import sys
 
@@ -9,17 +9,36 @@ import workload
 import mimicfl as mf
 
 torch.set_num_threads(2)
-cohort, rounds = workload.arguments()
-x, y = workload.data()
-x, y = x.reshape(-1, 1, 28, 28), y.reshape(-1)
-data = mf.Data(x, y, x[:16], y[:16])
-split = mf.partition.by_ids(np.repeat(np.arange(workload.CLIENTS), workload.SAMPLES))
-schedule = mf.availability.TimeVarying(cohort / workload.CLIENTS)
-local = mf.LocalSGD(epochs=workload.EPOCHS, batch_size=workload.BATCH, lr=workload.RATE)
-shared = {"model": workload.lenet(), "data": data, "split": split, "algorithm": "fedavg", "availability": schedule, "local": local}
-brief = {**shared, "local": mf.LocalSGD(steps=20, batch_size=workload.BATCH, lr=workload.RATE), "availability": "static:0.1"}
-one, two = (mf.simulate(**brief, rounds=1, engine=engine).params for engine in ("plain", sys.argv[3]))
-assert float((one - two).abs().max()) < 1e-5, f"{sys.argv[3]} does not match plain"
-clock = workload.Clock(cohort)
-mf.simulate(**shared, rounds=rounds, eval_every=rounds, engine=sys.argv[3], progress=lambda row, total: clock.tick())
+work, rounds = workload.arguments()
+engine, device = sys.argv[3], sys.argv[4] if len(sys.argv) > 4 else "cpu"
+x, y = (part.flatten(0, 1) for part in work.data())
+data = mf.Data(x, y, x[:16], y[:16], **({"task": "token-prediction"} if work.vocabulary else {}))
+active = np.zeros((rounds, work.clients), dtype=bool)
+for t in range(rounds):
+    active[t, work.active(t)] = True
+shared = {
+    "model": work.model(),
+    "data": data,
+    "split": mf.partition.by_ids(np.repeat(np.arange(work.clients), work.samples)),
+    "algorithm": "scaffold" if work.stateful else "fedavg",
+    "engine": engine,
+    "device": device,
+}
+brief = {"local": mf.LocalSGD(steps=2, batch_size=work.batch, lr=1e-3), "rounds": 1, "availability": mf.availability.Explicit(active[:1])}
+begin = torch.cat([p.detach().reshape(-1) for p in shared["model"].parameters() if p.requires_grad])
+one, two = (mf.simulate(**shared | brief | {"engine": name}).params for name in ("plain", engine))
+assert float((one - two).norm()) < 0.01 * float((one.cpu() - begin).norm()), f"{engine} does not match plain"
+said = []
+clock = workload.Clock(work)
+local = mf.LocalSGD(epochs=work.epochs, batch_size=work.batch, lr=work.rate)
+mf.simulate(
+    **shared,
+    availability=mf.availability.Explicit(active),
+    rounds=rounds,
+    local=local,
+    eval_every=rounds,
+    progress=lambda row, total: clock.tick(),
+    notice=said.append,
+)
+assert said[0].startswith(f"engine {engine}"), f"{engine} cannot run this: {said[0]}"
 clock.report()

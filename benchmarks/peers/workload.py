@@ -176,7 +176,9 @@ class Workload:
         return torch.from_numpy(rng.standard_normal(size, dtype=np.float32)), torch.from_numpy(y)
 
     def active(self, t: int) -> np.ndarray:
-        """The clients of round t in a trace with a daily rhythm: clients of one time zone are available together, some of them rarely."""
+        """The clients of round t: in turn, or as in a trace with a daily rhythm in which some clients are rarely available."""
+        if not self.stateful:
+            return np.sort((t * self.cohort + np.arange(self.cohort)) % self.clients)
         rng = np.random.default_rng([1, t])
         zone = np.arange(self.clients) % 24
         daily = 0.5 + 0.5 * np.cos(2 * np.pi * (zone - t) / 24)

@@ -6,7 +6,7 @@ import pytest
 
 import mimicfl as mf
 from mimicfl.benchmark import run as module
-from mimicfl.benchmark.progress import state_of
+from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.records import plans, read_cell
 from mimicfl.benchmark.run import run_part
 from mimicfl.callbacks import send
@@ -47,7 +47,7 @@ def test_a_diverging_run_is_recorded_as_diverged(tiny, tmp_path):
     [cell] = part.cells()
     found = read_cell(tmp_path / "records", cell)
     assert sum("diverged" in run for run in found.values()) == 6
-    assert state_of(cell, found).chosen["rate"] == 0.1
+    assert progress_of(cell, found).chosen["rate"] == 0.1
 
 
 def test_callbacks_watch_every_run(tiny, tmp_path):

@@ -169,7 +169,7 @@ class TestOthers:
         monkeypatch.setattr(
             Tally, "add", lambda self, output, target, add=Tally.add: seen.append(output.numel()) or add(self, output, target)
         )
-        monkeypatch.setattr("mimicfl.problem.MOST_OUTPUTS", 3 * LENGTH * WORDS)
+        monkeypatch.setattr("mimicfl.problem.problem.MOST_OUTPUTS", 3 * LENGTH * WORDS)
         model = nn.Sequential(nn.Embedding(WORDS, 4), nn.Linear(4, WORDS))
         y = TOKENS.clamp_min(-100)
         data = mf.Data(y.clamp_min(0), y, y.clamp_min(0), y, task="token-prediction")

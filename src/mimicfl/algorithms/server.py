@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..errors import Diverged, UsageError
 from .base import Algorithm, Step, Task, checked_task, declared, pack, trait, unpack
-from .client_memory import ClientMemory
+from .client_memory import Budget, ClientMemory
 from .server_optimizers import Moments, ServerOptimizer
 
 Rate = Callable[[int, int], float]  # of the round and the number of active clients
@@ -189,6 +190,12 @@ class Server:
             raise UsageError(f"{type(self.algorithm).__name__} needs the clients' participation rates, which are not known here")
         found = torch.from_numpy(self.participation_rates(active)).to(self.w.device)
         return torch.ones_like(found) if forced else found  # a forced client participates with probability 1
+
+    def limit_memory(self, budget: Budget | None = None, folder: Path | None = None) -> None:
+        """How much memory per-client state may take, and the folder for what does not fit."""
+        for value in vars(self.state).values():
+            if isinstance(value, ClientMemory):
+                value.budget = budget or dataclasses.replace(value.budget, folder=folder)
 
     def grow(self, num_clients: int, share: Tensor) -> None:
         """Extend the state to more clients: per-client memory gets new rows, other tensors are unchanged."""

@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..experiments.build import load_data
 from ..files import write_text
 from ..settings import Experiment
-from .suite import Part, Pattern
+from .suite import Part, PatternCase
 
 SHIPPED = Path(__file__).with_name("findings.json")  # written by docs/make.py from records/benchmark
 ROUNDS, SEEDS = 400, (0, 1, 2)
@@ -109,7 +109,7 @@ class Advice:
     differs: list[str]  # features in which the schedules differ most, in words
 
 
-def pattern_profile(part: Part, pattern: Pattern) -> Profile:
+def pattern_profile(part: Part, pattern: PatternCase) -> Profile:
     return profile(Experiment(**part.settings | {"availability": pattern.availability}).resolved())
 
 

@@ -17,7 +17,7 @@ from ..metrics.store import RunFolder
 from ..problem import find_device
 from ..settings import Experiment
 from .measure import Result, measure, score_only
-from .progress import State, state_of
+from .progress import CellProgress, progress_of
 from .records import Results, read_cell, register, write_cell
 from .suite import Cell, Part
 
@@ -48,7 +48,7 @@ def run_part(
     known = {cell.name: read_cell(records, cell) for cell in cells}
     size = GPU_BATCH if find_device(settings.get("device", part.device)).type == "cuda" else BATCH
     while True:
-        states = {cell.name: state_of(cell, known[cell.name]) for cell in cells}
+        states = {cell.name: progress_of(cell, known[cell.name]) for cell in cells}
         batch = next_batch(cells, states, size)
         if not batch:
             return True
@@ -65,7 +65,7 @@ def run_part(
         _clean(out, [e.name for cell, e in batch if e.id in known[cell.name]])
 
 
-def next_batch(cells: Sequence[Cell], states: dict[str, State], size: int) -> list[tuple[Cell, Experiment]]:
+def next_batch(cells: Sequence[Cell], states: dict[str, CellProgress], size: int) -> list[tuple[Cell, Experiment]]:
     """The next runs, cell by cell, those in tuning first."""
     waiting = sorted(cells, key=lambda cell: states[cell.name].stage != "tuning")
     return [(cell, e) for cell in waiting for e in states[cell.name].missing][:size]

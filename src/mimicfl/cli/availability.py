@@ -100,11 +100,11 @@ def fit(arguments: argparse.Namespace, console: Console) -> None:
     """Print the `diurnal` pattern with a trace's statistics, and both sets of statistics."""
     trace = patterns.read_trace(arguments.pattern, arguments.format, arguments.rule)
     pattern = patterns.fit(trace, arguments.round)
-    twin = pattern.trace(7 * DAY, max(len(trace), 500), arguments.seed)
+    week = pattern.trace(7 * DAY, max(len(trace), 500), arguments.seed)
     console.print("the trace:")
     _print_trace(trace, console)
-    console.print(f"a week of {len(twin)} devices of the fitted pattern, seed {arguments.seed}:")
-    _print_trace(twin, console)
+    console.print(f"a week of {len(week)} devices of the fitted pattern, seed {arguments.seed}:")
+    _print_trace(week, console)
     console.print(describe(PATTERNS, pattern), soft_wrap=True, highlight=False, markup=False)
 
 

@@ -14,6 +14,7 @@ from ..errors import UsageError, integer, one_of
 from ..metrics.environment import environment
 from ..plugins import load_plugins
 from ..report.report import write_report
+from ..report.targets import target_table
 from ..settings import USUAL, Experiment, help_of
 from ..toml import dumps
 from . import paper
@@ -28,8 +29,12 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
     if not arguments.runs:
         raise UsageError("name the runs, as in 'mimicfl report runs/demo'")
     if arguments.live:
-        return print_report(console, follow(console, arguments.runs, arguments.out, arguments.every))
-    return print_report(console, write_report(arguments.runs, arguments.out))
+        made = follow(console, arguments.runs, arguments.out, arguments.every)
+    else:
+        made = write_report(arguments.runs, arguments.out)
+    costs = [] if arguments.target is None else [target_table(made.groups, arguments.target)]
+    print_report(console, made)
+    return console.print("", *costs, sep="\n") if costs else None
 
 
 def config(arguments: argparse.Namespace, console: Console) -> None:

@@ -36,11 +36,15 @@ def add_others(commands: Commands) -> None:
         "mimicfl report runs/demo",
         "mimicfl report runs/a runs/b --out both",
         "mimicfl report --live runs/grid                       (while the sweep is running)",
+        "mimicfl report runs/demo --target 0.8",
         "mimicfl report --paper",
     )
     p.add_argument("runs", nargs="*", help="run folders, or folders that contain runs", metavar="RUN")
     p.add_argument("--live", action="store_true", help="rewrite the page until all runs are finished; the page reloads itself")
     p.add_argument("--every", type=float, default=5, help="with --live: seconds between updates (default 5)", metavar="S")
+    p.add_argument(
+        "--target", type=float, help="also print what it costs to reach this value of the main metric, such as 0.8 for 80 %%", metavar="X"
+    )
     p.add_argument("--paper", action="store_true", help="write the page of the paper's results from the records")
     p.add_argument("--records", help="with --paper: folder of the records (default records/paper)", metavar="DIR")
     p.add_argument(

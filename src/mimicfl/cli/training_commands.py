@@ -3,6 +3,7 @@
 from .commands import Commands, Later
 from .options import add_settings
 
+LISTED = ", which 'mimicfl run --help' lists"
 benchmark, paper, sweeping, train = map(Later, ("benchmark", "paper", "sweeping", "train"))
 
 
@@ -34,7 +35,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl compare experiment.toml --algorithms fedprox:mu=0.01 fedprox:mu=0.1 --seeds 4,7",
     )
     p.add_argument("file", nargs="?", help="settings in TOML; command-line options override them", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help="algorithms by name (default: the five of the paper)", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED} (default: the five of the paper)", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-DATASET-...)", metavar="DIR")
     p.add_dry_run()
@@ -51,7 +52,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl sweep grid.toml --ray auto",
     )
     p.add_argument("file", help="settings in TOML, and a [grid] of lists to combine", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help="algorithms by name, instead of those in the file", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED}, instead of those in the file", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7), instead of those in the file", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the reports (default runs/FILE)", metavar="DIR")
     p.add_ray("distribute the runs over a Ray cluster")

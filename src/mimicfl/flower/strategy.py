@@ -28,6 +28,7 @@ from ..registry import describe
 from ..settings import check
 from .compression import Compression
 from .loop import Loop
+from .messages import Recent
 from .options import checked_enough, checked_interval, checked_options, checked_robust
 from .progress import Progress
 from .robust import NormBound, Robust
@@ -162,7 +163,7 @@ class Federated(RoundSteps):
         self.model: Callable[[], nn.Module] | None = None  # makes the module, for callbacks; `server_app` sets it
         self.rows: list[dict[str, Any]] = []  # one row per round, as in the folder's rows.jsonl
         self._loop = self._matrix = self._model = None
-        self._outgoing, self._arrived = [], {}
+        self._outgoing, self._arrived, self._released = [], {}, Recent()
 
     def start(
         self,

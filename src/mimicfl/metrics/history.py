@@ -17,6 +17,7 @@ from ..display import curves, schedule_picture, table
 from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
+from .curves import first_to_reach
 from .store import Row as Row
 from .store import RunFolder
 
@@ -111,14 +112,10 @@ class History:
             raise UsageError(f"the rows have no column {against!r}; virtual seconds need a speed, a bandwidth or a trace")
         if self.rows and not any(key in row for row in self.rows):
             raise UsageError(f"the rows have no column {key!r}; {nearest(key, self.rows[-1])}")
-        rises = higher_is_better(key, self.directions)
-        for row in self.rows:
-            value = row.get(key)
-            if value is not None and (value >= target if rises else value <= target):
-                if row.get(against) is None:
-                    raise UsageError(f"the column {against!r} has no value in round {row['round']}, which reaches the target; use round")
-                return float(row[against])
-        return None
+        row = first_to_reach(self.rows, target, key, higher_is_better(key, self.directions))
+        if row is not None and row.get(against) is None:
+            raise UsageError(f"the column {against!r} has no value in round {row['round']}, which reaches the target; use round")
+        return None if row is None else float(row[against])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The rows as a data frame (needs pandas)."""

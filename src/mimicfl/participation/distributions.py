@@ -34,7 +34,11 @@ def make(what: str, spec: Any) -> Distribution | None:
     if isinstance(spec, Distribution):
         return spec
     if isinstance(spec, str):
-        return DISTRIBUTIONS.make(f"constant:{spec}" if spec.replace(".", "", 1).isdigit() else spec)
+        try:
+            value = float(spec)
+        except ValueError:
+            return DISTRIBUTIONS.make(spec)
+        return DISTRIBUTIONS.make(f"constant:{number(what, value, low=0, open_low=True):.17g}")
     return Constant(number(what, spec, low=0, open_low=True))
 
 

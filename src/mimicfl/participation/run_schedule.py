@@ -1,8 +1,8 @@
 """Which clients take part in each round of a run, whose length is a number of rounds or a budget of model uploads."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +29,16 @@ class Participation:
     stages: Stages
     arrivals: Arrivals | None = None  # of an asynchronous run
 
+    @property
+    def staged(self) -> Stages | None:
+        """The stages of a round; None if all available clients are active and there is no clock."""
+        return self.stages if self.stages.clock or not self.stages.trivial else None
+
+    @cached_property
+    def active_per_round(self) -> np.ndarray:
+        """[T] an estimate if the selection depends on the model."""
+        return np.asarray(self.active.sum(axis=1))
+
     def round(self, t: int, losses: Losses) -> Round:
         """Round t. `losses` is called only by selections that depend on the model."""
         if self.arrivals is not None:
@@ -40,6 +50,15 @@ class Participation:
             self.active[t] = False
             self.active[t, now.active] = True
         return now
+
+    def columns(self, t: int, now: Round, before: float) -> dict[str, Any]:
+        """What the row of round t says about stages and clock; `before` is the virtual time at which the last round ended."""
+        if now.versions is not None:
+            return {"staleness": (t - now.versions).tolist(), "virtual_seconds": round(before + now.seconds, 6)}
+        found = {} if self.stages.trivial else now.columns(self.available.shape[1])
+        if self.stages.clock:
+            found["virtual_seconds"] = round(self.stages.ends(t, before, now.seconds), 6)
+        return found
 
     def _here(self, t: int) -> np.ndarray:
         """The clients available in round t."""
@@ -113,7 +132,7 @@ def _asynchronous(
     active = np.zeros((steps, num_clients), dtype=bool)
     for t, clients in enumerate(found.clients):
         active[t, clients] = True
-    return Participation(active, active, dataclasses.replace(stages, round_seconds=None), found)
+    return Participation(active, active, stages, found)
 
 
 def run_schedule(

@@ -134,7 +134,7 @@ class BySamples(_OfK):
     """k of the available clients, drawn without replacement with probabilities in proportion to their numbers of samples."""
 
     def choose(self, candidates: Candidates) -> np.ndarray:
-        return weighted(candidates, self.k)
+        return by_samples(candidates, self.k)
 
 
 @register("power-of-choice")
@@ -155,7 +155,7 @@ class PowerOfChoice(_OfK):
             raise UsageError(f"power-of-choice: candidates={self.candidates} is below k={self.k}; draw at least k candidates")
 
     def choose(self, candidates: Candidates) -> np.ndarray:
-        drawn = np.sort(weighted(candidates, self.candidates or 2 * self.k))
+        drawn = np.sort(by_samples(candidates, self.candidates or 2 * self.k))
         losses = candidates.losses(drawn) if len(drawn) > self.k else np.zeros(len(drawn))
         return drawn[np.argsort(-losses, kind="stable")[: self.k]]
 
@@ -171,7 +171,7 @@ class Custom(Selection):
         return np.asarray(self.function(candidates))
 
 
-def weighted(candidates: Candidates, k: int) -> np.ndarray:
+def by_samples(candidates: Candidates, k: int) -> np.ndarray:
     """Draw k of the available clients without replacement, in proportion to their numbers of samples."""
     here = candidates.available
     arrival = candidates.rng.exponential(size=len(here)) / candidates.sizes[here]  # the first k arrivals are such a draw

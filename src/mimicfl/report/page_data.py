@@ -11,7 +11,7 @@ from ..metrics.columns import percent
 from ..metrics.history import History
 from ..participation import observe
 from .columns import NAMES, OWN_TEST, axis, higher_is_better
-from .curves import axes_of, number, positions
+from .curves import as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table
 from .rates import RATES, rate_of, rate_setting
@@ -88,7 +88,7 @@ def _run(run: History, metrics: dict[str, str], axes: dict[str, str]) -> dict[st
     if step > 1:  # a thinned row shows the last values up to it
         rows = [_latest(run.rows, k, step, metrics) for k in kept]
     x = {axis: _at(positions(run.rows, axis), kept) for axis in axes}
-    return {"x": _rounded(x), "y": {key: [_rounded(number(row.get(key))) for row in rows] for key in metrics}}
+    return {"x": _rounded(x), "y": {key: [_rounded(as_number(row.get(key))) for row in rows] for key in metrics}}
 
 
 def _at(values: Sequence[float | None], kept: Sequence[int]) -> list[float | None]:
@@ -104,7 +104,7 @@ def _thirds(runs: Sequence[History]) -> list[float]:
     """The mean accuracy on the clients that participate rarely, at a medium rate and often, a third each."""
     found = []
     for run in runs:
-        known = [i for i, value in enumerate(run.client_accuracy) if number(value) is not None]
+        known = [i for i, value in enumerate(run.client_accuracy) if as_number(value) is not None]
         if len(known) >= 3:
             share = run.available.mean(axis=0)
             order = sorted(known, key=lambda i: (share[i], i))

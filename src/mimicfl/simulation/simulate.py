@@ -1,5 +1,6 @@
 """`simulate`: one run, from Python objects."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from ..settings import SETTINGS, check
 from ..tasks import LearningTask
 from .diagnose import attach_diagnostics
 from .run import Run
+from .setup import set_up
 from .train import train
 
+SET_UP = inspect.signature(set_up).parameters
 Progress = Callable[[Row, int], None]
 
 
@@ -115,6 +118,7 @@ def simulate(
     notice            called with one line of text: which engine was selected, and why
     config            settings to store in the folder instead of a description of these arguments
     """
+    given = dict(locals())  # what `set_up` takes is passed on by name
     called = callback_set(each_round, callbacks)
     for name, function in (("progress", progress), ("notice", notice)):
         check_callable(name, function)
@@ -123,12 +127,7 @@ def simulate(
     work = LocalSGD() if local is None else local
     problem = Problem.of(model, data, split, work, loss, weighting, device, precision, task, metrics, test_split)
     length: dict[str, Any] = {name: n if n is None else check(name, n) for name, n in (("rounds", rounds), ("uploads", uploads))}
-    made: dict[str, Any] = {"algorithm": algorithm, "availability": availability, "global_lr": global_lr, "update": update, "seed": seed}
-    made["server_optimizer"] = server_optimizer
-    stages = {"select": select, "deadline": deadline, "speed": speed, "bandwidth": bandwidth}
-    stages |= {"participation_rates": participation_rates}
-    stages |= {"asynchronous": asynchronous, "concurrency": concurrency}
-    run = Run(problem, **made, **length, **stages, eval_every=eval_every, state_budget=state_budget, checkpoint_every=checkpoint_every)
+    run = set_up(problem, **length | {name: value for name, value in given.items() if name in SET_UP and name not in length})
     check_engine(engine, problem.device)  # before anything is written
     attach_diagnostics(run, diagnose)
     run.callbacks = called
@@ -152,7 +151,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "partition": problem.partition or "custom",
         "num_clients": len(problem.split),
         "algorithm": describe(ALGORITHMS, server.algorithm),
-        "availability": describe(PATTERNS, run.pattern),
+        "availability": describe(PATTERNS, run.asked.pattern),
         "rounds": given["rounds"],
         "uploads": given["uploads"],
         **{"epochs": local.epochs, "steps": local.steps, **{name: list(each) for name, each in local.lists.items()}},
@@ -179,13 +178,9 @@ def described_loss(loss: Any) -> dict[str, Any]:
 
 def _stages(run: Run) -> dict[str, Any]:
     """Selection, deadline and clock, where they differ from the defaults."""
-    stages = run.participation.stages
-    found = {
-        "select": describe(SELECTIONS, stages.selection),
-        "deadline": stages.deadline or 0.0,
-        "participation_rates": run.participation_rates,
-    }
-    found |= {name: describe(DISTRIBUTIONS, d) for name, d in zip(("speed", "bandwidth"), run.distributions, strict=True) if d is not None}
-    for each in run.buffered:
-        found |= {"asynchronous": each.arrivals, "concurrency": each.concurrency}
+    asked = run.asked
+    found = {"select": describe(SELECTIONS, asked.selection), "deadline": asked.deadline or 0.0, "participation_rates": asked.rates}
+    found |= {name: describe(DISTRIBUTIONS, d) for name in ("speed", "bandwidth") if (d := getattr(asked, name)) is not None}
+    if asked.buffered is not None:
+        found |= {"asynchronous": asked.buffered.arrivals, "concurrency": asked.buffered.concurrency}
     return {name: value for name, value in found.items() if value != SETTINGS[name].default}

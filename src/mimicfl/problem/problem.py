@@ -1,6 +1,5 @@
 """`Problem`: model, data, split, loss and local training. It does not change during a run."""
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,22 +7,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .clients.local_sgd import LocalSGD
-from .clients.local_update import check_local
-from .clients.losses import Loss, criterion_of, cross_entropy, mse
-from .clients.params import Workspace
-from .data.arrays import as_split
-from .data.augment import check_transform
-from .data.clients import Clients, Holdout
-from .data.convert import check_counted, classes_without, same_shape
-from .data.dataset import Data
-from .data.samples import Samples, count, forward, rows, shapes
-from .errors import UsageError, first_line, shown
-from .metrics.evaluate import Score, client_accuracy, counted, evaluate, ignored_by, per_client
-from .metrics.groups import COLUMNS as CLIENT_COLUMNS
-from .settings import check
-from .tasks import LearningTask, Metric
-from .tasks.metrics import Accuracy
+from ..clients.local_sgd import LocalSGD
+from ..clients.local_update import check_local
+from ..clients.losses import Loss, criterion_of
+from ..clients.params import Workspace
+from ..data.arrays import as_split
+from ..data.augment import check_transform
+from ..data.clients import Clients, Holdout
+from ..data.dataset import Data
+from ..data.samples import forward, rows
+from ..errors import UsageError, shown
+from ..metrics.evaluate import Score, client_accuracy, evaluate, per_client
+from ..metrics.groups import COLUMNS as CLIENT_COLUMNS
+from ..settings import check
+from ..tasks import LearningTask, Metric
+from ..tasks.metrics import Accuracy
+from .checks import check_inputs, check_model
 
 MOST_OUTPUTS = 2**24  # numbers that an evaluation holds at a time
 
@@ -196,126 +195,6 @@ def find_device(name: str) -> torch.device:
     return device
 
 
-def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Tensor:
-    """Check that the model accepts the samples, its outputs match the classes, and the loss accepts both; return two samples' outputs."""
-    chosen = probe_rows(test.y, loss)
-    x, y = data.inputs(rows(test.x, chosen), test.dtype), rows(test.y, chosen)
-    samples = count(x)
-    module.eval()
-    try:
-        output = forward(module, x)
-    except Exception as error:
-        shape = f"samples of shape {shapes(x)}" if isinstance(x, Tensor) else f"inputs ({shapes(x)})"
-        raise UsageError(f"the model does not accept {shape}: {first_line(error)}") from error
-    module.train()
-    if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != samples:
-        got = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"the model must return one tensor with one row per sample, got {got} for {samples} samples")
-    if isinstance(loss, LearningTask):
-        loss.check(output, y, data)
-        loss.check_metrics(output.detach(), y)
-    else:
-        check_classes(output, y, data, loss)
-    check_loss(output, y, loss)
-    warn_about_batch_norm(module)
-    return output
-
-
-def probe_rows(y: Samples, loss: Loss) -> Tensor:
-    """Two test samples to try the model on, with targets that are not ignored if possible: otherwise a mean over targets is nan."""
-    if isinstance(y, Tensor) and not y.is_floating_point():
-        held = counted(y, loss).reshape(len(y), -1).any(dim=1).nonzero()[:2, 0]
-        if len(held):
-            return held
-    return torch.arange(min(2, count(y)))
-
-
 def slice_for(output: Tensor) -> int:
     """How many samples are evaluated at a time, given the outputs of a few."""
     return max(1, MOST_OUTPUTS * len(output) // output.numel())
-
-
-def warn_about_batch_norm(module: nn.Module) -> None:
-    if any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in module.modules()):
-        warnings.warn(
-            "the model has BatchNorm: its running statistics are averaged over the active clients but get no correction; "
-            "GroupNorm has none and suits federated learning better",
-            stacklevel=5,
-        )
-
-
-def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
-    """Check that the outputs match the classes."""
-    if isinstance(y, Tensor):
-        check_outputs(output, y, loss)
-    outputs = output.shape[1] if output.ndim > 1 else 1
-    if outputs == 1 and loss is cross_entropy:  # the loss would always be 0
-        raise UsageError("cross-entropy needs one output per class and at least two, but the model has 1; add outputs or use loss='binary'")
-    if not data.num_classes:
-        return
-    check_counted(data.y_test, ignored_by(loss))
-    classes = classes_without(ignored_by(loss), data.y_train, data.y_test)
-    one_for_two = outputs == 1 and classes <= 2 and loss is not cross_entropy
-    if classes > outputs and not one_for_two:
-        raise UsageError(f"the model has {outputs} outputs but the data has {classes} classes: change its last layer to {classes} outputs")
-
-
-def check_loss(output: Tensor, y: Samples, loss: Loss) -> None:
-    """Check that the loss accepts outputs and targets, and that it is finite."""
-    try:
-        value = loss(output, y)
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"it returns a tensor of shape {tuple(value.shape)}, but must return one number: the mean over the batch")
-        value.backward()
-    except Exception as error:
-        targets = f"targets of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"targets ({shapes(y)})"
-        raise UsageError(f"the loss does not fit outputs of shape {tuple(output.shape)} and {targets}: {first_line(error)}") from error
-    check_broadcasting(output.detach(), y, loss, value.detach())
-    if not bool(torch.isfinite(value)):
-        raise UsageError("the loss of the initial model is not finite on the test data: check the data's scale and the model")
-
-
-def check_broadcasting(output: Tensor, y: Samples, loss: Loss, value: Tensor) -> None:
-    """Outputs [B, 1] and targets [B] have one output per target, but their difference is [B, B]: a loss must not depend on that."""
-    if not isinstance(y, Tensor) or not y.is_floating_point() or output.shape == y.shape or output.numel() != y.numel():
-        return
-    try:
-        aligned = loss(output.view_as(y), y)
-    except Exception:  # a loss may need the shape that the outputs have
-        return
-    if not torch.allclose(aligned, value, rtol=1e-3, equal_nan=True):
-        raise UsageError(
-            f"the loss compares every output with every target, since outputs are {tuple(output.shape)} and targets {tuple(y.shape)}; "
-            f"give y the shape of the outputs"
-        )
-
-
-def check_inputs(module: nn.Module, x: Samples) -> None:
-    """Check that the model accepts a batch as the data's transform returns it."""
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if isinstance(x, Tensor) and x.is_cuda else []):
-            forward(module.eval(), x)
-    except Exception as error:
-        raise UsageError(f"the model does not accept a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
-    module.train()
-
-
-def check_outputs(output: Tensor, y: Tensor, loss: Loss) -> None:
-    """Outputs must be [batch, classes, ...] for targets [batch, ...], since accuracy is taken along the second dimension."""
-    if y.is_floating_point():
-        if loss is mse and not same_shape(output, y):
-            raise UsageError(f"loss 'mse' needs one output per target: got {tuple(output.shape)} for {tuple(y.shape)}")
-        return
-    shapes = f"outputs of shape {tuple(output.shape)}, targets of shape {tuple(y.shape)}"
-    if output.ndim < 2 or output.shape[1] == 1:
-        fits = output.numel() == y.numel()
-    else:
-        fits = output.shape[2:] == y.shape[1:]
-        if not fits and output.shape[1:-1] == y.shape[1:]:
-            turned = "transpose(1, 2)" if output.ndim == 3 else "movedim(-1, 1)"
-            raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}); return output.{turned}")
-    if not fits:
-        raise UsageError(
-            f"the model's output must be [batch, classes, ...] where targets are [batch, ...] ({shapes}); "
-            "give other targets, such as several labels per sample, as real numbers"
-        )
