@@ -174,7 +174,7 @@ class Waiting:
     """As much of a run as the choice of who advances looks at."""
 
     def __init__(self, clients, left):
-        self.active_per_round, self.t, self.rounds = np.full(left, clients), 0, left
+        self.participation, self.t, self.rounds = SimpleNamespace(active_per_round=np.full(left, clients)), 0, left
 
 
 def test_runs_that_fill_the_lanes_advance():
