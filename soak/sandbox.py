@@ -24,7 +24,7 @@ OURS = (  # warnings that the package itself gives
     r"(shards|classes|anchored) uses",
     r"the source of .* cannot be read",
     r"the model has BatchNorm",
-    r"\w+ takes the clients' mean steps",
+    r"\w+ treats the clients' mean steps",
 )
 GRACE = 3.0  # seconds for helper processes to notice that their parent has ended
 
@@ -78,7 +78,7 @@ def _child(work: Callable[[], Any], folder: Path, out: int, err: int, answer: in
             r"(shards|classes|anchored) uses",
             r"the source of .* cannot be read",
             r"the model has BatchNorm",
-            r"\w+ takes the clients' mean steps",
+            r"\w+ treats the clients' mean steps",
         ):
             warnings.filterwarnings("ignore", ours)
         found = work()

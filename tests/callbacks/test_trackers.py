@@ -3,7 +3,11 @@
 import csv
 import dataclasses
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -146,15 +150,23 @@ class TestWandB:
         told = mf.callbacks.WandB("project", offline=True, folder=tmp_path / "w")
         interrupted("run", told, after=3)
         mf.run(E, "run", callbacks=[told])
-        # W&B numbers the folders of attempts that begin in the same second, so the id is read from the name of the file inside.
-        files = sorted((tmp_path / "w" / "wandb").glob("offline-run-*/run-*.wandb"), key=lambda file: (len(file.parent.name), file))
-        assert len(files) == 2
-        [one] = {file.stem.removeprefix("run-") for file in files}
-        state = json.loads(Path("run/.tracking.json").read_text())
-        assert state["id"] == one
-        assert state[told.spec] == 6
-        wait_until(lambda: len(files) == sum("exit" in kinds for kinds, _ in map(records_of, files)), "W&B's own process to write")
-        assert [step for file in files for step in records_of(file)[1]] == [0, 1, 2, 3, 4, 5]
+        assert state_and_steps(told, tmp_path / "w") == (6, [0, 1, 2, 3, 4, 5])
+
+    @pytest.mark.slow
+    def test_offline_after_a_kill(self, tmp_path):
+        """W&B writes from a process of its own, which loses what it has not written yet when it is killed with the run."""
+        pytest.importorskip("wandb")
+        code = (
+            "import os, signal, mimicfl as mf\nfrom tests.callbacks.test_trackers import E\n"
+            "def progress(experiment, row, total):\n    if row['round'] == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "mf.run(E, 'run', progress=progress, callbacks=[mf.callbacks.WandB('project', offline=True, folder='w')])"
+        )
+        env = {key: value for key, value in os.environ.items() if "WANDB_SERVICE" not in key}  # it must not use the process of this one
+        env["PYTHONPATH"] = os.pathsep.join(sys.path)
+        assert subprocess.run([sys.executable, "-c", code], env=env, capture_output=True).returncode == -signal.SIGKILL
+        tracker = mf.callbacks.WandB("project", offline=True, folder="w")
+        mf.run(E, "run", callbacks=[tracker])
+        assert state_and_steps(tracker, Path("w")) == (6, [0, 1, 2, 3, 4, 5])
 
     @pytest.mark.slow
     def test_no_key_then_sent_offline(self, capsys, monkeypatch):
@@ -174,6 +186,16 @@ class TestWandB:
         shutil.rmtree("wandb")
         assert call("track", "send", "r", "--track", "wandb:p,offline=true") == 0
         assert "3 new rounds" in capsys.readouterr().out
+
+
+def state_and_steps(tracker, folder):
+    """How many rounds the run folder says W&B has, and the steps in the one file of W&B."""
+    state = json.loads(Path("run/.tracking.json").read_text())
+    wait_until(lambda: list(folder.glob("wandb/offline-run-*/run-*.wandb")), "W&B's own process to begin")
+    [file] = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert file.stem == f"run-{state['id']}"
+    wait_until(lambda: "exit" in records_of(file)[0], "W&B's own process to write")
+    return state[tracker.spec], records_of(file)[1]
 
 
 def records_of(file):

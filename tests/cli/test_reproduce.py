@@ -63,7 +63,7 @@ def test_mistakes(tiny, capsys):  # noqa: F811
         assert call("reproduce", *words) == 2, words
         assert said in capsys.readouterr().err
     assert call("report", "--paper") == 2
-    assert "no record yet" in capsys.readouterr().err
+    assert "no records yet" in capsys.readouterr().err
     assert call("report", "--paper", "somewhere") == 2
     assert "remove the run folders" in capsys.readouterr().err
     assert call("report") == 2

@@ -136,11 +136,11 @@ def test_pictures_and_the_reports_section(runs, capsys, tmp_path):
     assert "passes" in text
     assert call("report", runs / "fedavg", runs / "mimic", "--out", tmp_path / "r") == 0
     page = (tmp_path / "r" / "report.html").read_text()
-    assert "Theory beside the run" in page
+    assert "Theory and measurements" in page
     assert page.count("data:image/png;base64,") == 4
     assert (tmp_path / "r" / "theory-norms.png").is_file()
     assert call("report", runs / "paper", "--out", tmp_path / "plain") == 0
-    assert "Theory beside the run" not in (tmp_path / "plain" / "report.html").read_text()
+    assert "Theory and measurements" not in (tmp_path / "plain" / "report.html").read_text()
     assert not list((tmp_path / "plain").glob("theory*"))
 
 

@@ -54,7 +54,7 @@ class Curvature(mf.Algorithm):
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedprox:mu=0.5", "scaffold"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.filterwarnings("ignore:SCAFFOLD takes")
+@pytest.mark.filterwarnings("ignore:SCAFFOLD treats")
 def test_a_loop_that_does_sgd_equals_sgd(quadratic, algorithm, decay):
     given = {**quadratic, "algorithm": algorithm, "rounds": 4, "availability": "static:0.6"}
     common = {"epochs": 2, "batch_size": 5, "lr": 0.05, "weight_decay": decay}

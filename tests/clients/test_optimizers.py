@@ -144,7 +144,7 @@ def test_settings_keep_their_ids():
 
 
 def test_scaffold_warns_that_steps_are_not_gradients(quadratic):
-    with pytest.warns(UserWarning, match="SCAFFOLD takes"):
+    with pytest.warns(UserWarning, match="SCAFFOLD treats"):
         mf.simulate(**quadratic, algorithm="scaffold", rounds=1, local=mf.Local(optimizer="adam"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")

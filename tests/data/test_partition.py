@@ -132,7 +132,7 @@ def test_split_depends_only_on_the_seed(make):
     ("call", "words"),
     [
         (lambda y: partition.shards(y, 50, 3), "150 shards .* of 100 samples"),
-        (lambda y: partition.iid(y, 101), "cannot share 100 samples"),
+        (lambda y: partition.iid(y, 101), "too many for 100 samples"),
         (lambda y: partition.classes(y, 5, 11), "at most 10"),
         (lambda y: partition.classes(y, 30, 10), "need more samples"),
         (lambda y: partition.dirichlet(y, 5, 0), "alpha"),

@@ -93,9 +93,9 @@ def test_buffers_are_those_of_the_round(digits):
     ("found", "words"),
     [
         (lambda now: False, r"dict .* got False.*\.stop\(\)"),
-        (lambda now: {"test_loss": 1}, "'test_loss', which rows have already"),
-        (lambda now: {"stopped": 1}, "'stopped', which rows have already"),
-        (lambda now: {"run": 1}, "'run', which rows have already"),
+        (lambda now: {"test_loss": 1}, "'test_loss', which is already a column"),
+        (lambda now: {"stopped": 1}, "'stopped', which is already a column"),
+        (lambda now: {"run": 1}, "'run', which is already a column"),
         (lambda now: {"x": [float("nan")]}, "numbers, strings or lists"),
         (5, "each_round must be a function"),
         (lambda now: {"model": now}, "numbers, strings or lists"),

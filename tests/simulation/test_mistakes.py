@@ -48,7 +48,7 @@ class TestMistakes:
             ({"local": mf.LocalSGD(lr=lambda t: -1.0)}, "learning rate of round 0"),
             ({"model": nn.Linear(64, 10)}, "does not accept samples of shape"),
             ({"model": nn.Flatten()}, "no trainable parameters"),
-            ({"model": mf.models.MLP(64, 8)}, "8 outputs, the data has 10 classes"),
+            ({"model": mf.models.MLP(64, 8)}, "8 outputs but the data has 10 classes"),
             ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10).double())}, "mixes parameter types"),
             ({"availability": mf.availability.Explicit(np.ones((3, 20), bool))}, "schedule has 20 clients but 30"),
         ],

@@ -253,11 +253,11 @@ def test_theory_rate_in_a_run(quadratic):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"horizon": 20}, "give horizon=30"),
-        ({"N": 4}, "give N=6"),
-        ({"tau_max": 2}, "give tau_max=5"),
-        ({"K": 2}, "give K=3"),
-        ({"eta_L": 0.001}, "give eta_L=0.01"),
+        ({"horizon": 20}, "set horizon=30"),
+        ({"N": 4}, "set N=6"),
+        ({"tau_max": 2}, "set tau_max=5"),
+        ({"K": 2}, "set K=3"),
+        ({"eta_L": 0.001}, "set eta_L=0.01"),
         ({"update": "sum"}, "update='mean'"),
     ],
 )

@@ -1,4 +1,4 @@
-"""FedSteer: FedGain whose guesses also correct the local steps, as SCAFFOLD's control variates do; SCAFFOLD is a special case."""
+"""FedSteer: FedGain whose estimates also correct the local steps, as SCAFFOLD's control variates do; SCAFFOLD is a special case."""
 
 from dataclasses import dataclass, replace
 
@@ -35,7 +35,7 @@ class FedSteer(FedGain):
         return 1.0 if self.never_seen == "mean" else 0.0
 
     def task(self, state: GainState, active: Tensor) -> Task:
-        guess = state.k[active, None] * state.v - state.c[active].double()  # what each client wants now
+        guess = state.k[active, None] * state.v - state.c[active].double()  # the estimate of each client's gradient
         return Task(shift=(state.v - guess).to(state.w.dtype))
 
     def aggregate(self, state: GainState, active: Tensor, g: Tensor, step: Step) -> None:

@@ -1,6 +1,7 @@
 """Rows for Weights & Biases."""
 
 import os
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from ..metrics.recorder import Row
 from .interface import RunInfo
 from .tracker import Tracker, keep_state, numbers, settings, state, title
 
-PATIENCE = 30  # seconds to wait for the server at the start of a run
+PATIENCE = 30  # seconds to wait for the server at the start of a run; offline, W&B's own process may need longer on a busy machine
 
 
 @dataclass
 class WandB(Tracker):
     """Log to a project of Weights & Biases. Needs the extra `wandb`.
 
-    offline   write to disk only, below `folder`; `wandb sync` uploads it later
+    offline   write to disk only, below `folder`; `wandb sync` uploads it. A resumed run replaces its files by new ones with all rounds
     """
 
     project: str = "mimicfl"
@@ -42,10 +43,14 @@ class WandB(Tracker):
         return f"wandb:{self.project}{',offline=true' if self.offline else ''}{where}"
 
     def connect(self, run: RunInfo, run_id: str) -> int:
-        self._about, known = run, self._rounds_on_disk(run, run_id) if self.offline else 0
-        if self._strict and 0 < len(run.rows) <= known:
-            self._handle: Any = None  # nothing to send: W&B would write an empty run
-            return known
+        self._about = run
+        self._handle: Any = None
+        attempts = [] if not self.offline else sorted(Path(self.folder, "wandb").glob(f"offline-run-*-{run_id}*"))
+        if self._strict and attempts and 0 < len(run.rows) <= (known := _whole(state(run).get(self.spec))):
+            return known  # nothing to send: W&B would write an empty run
+        for attempt in attempts:  # replaced by one with all rounds: a killed process may have left it empty
+            if not any(attempt.glob("*.synced")):
+                shutil.rmtree(attempt, ignore_errors=True)
         os.makedirs(self.folder, exist_ok=True)
         self._handle = self._wandb.init(
             project=self.project,
@@ -56,22 +61,21 @@ class WandB(Tracker):
             mode="offline" if self.offline else "online",
             resume=None if self.offline else "allow",
             reinit="create_new",  # the runs of a comparison train together
-            settings=self._wandb.Settings(init_timeout=PATIENCE, silent=True, quiet=True, console="off"),
+            settings=self._wandb.Settings(init_timeout=PATIENCE * (10 if self.offline else 1), silent=True, quiet=True, console="off"),
         )
-        return known if self.offline else int(self._handle.step)
-
-    def _rounds_on_disk(self, run: RunInfo, run_id: str) -> int:
-        """Offline, only the run folder knows which rounds were written. `track send` writes all of them again if W&B's files are gone."""
-        known = state(run).get(self.spec, 0)
-        gone = self._strict and not any(Path(self.folder, "wandb").glob(f"offline-run-*-{run_id}*"))
-        return 0 if gone or not isinstance(known, int) else known
+        return 0 if self.offline else int(self._handle.step)
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._handle.log(numbers(row), step=row["round"])
-        if self.offline:
-            keep_state(self._about, {self.spec: rows[-1]["round"] + 1})
 
     def close(self, finished: bool) -> None:
-        if self._handle is not None:
-            self._handle.finish(exit_code=0 if finished else 1)
+        if self._handle is None:
+            return
+        self._handle.finish(exit_code=0 if finished else 1)
+        if self.offline:  # only now all rounds are on disk
+            keep_state(self._about, {self.spec: self._sent})
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0

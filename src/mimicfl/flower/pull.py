@@ -1,4 +1,4 @@
-"""Pulls replies from a SuperLink one by one: a reply that is unreadable or incomplete concerns its sender only.
+"""Pulls replies from a SuperLink one by one: a reply that is unreadable or incomplete affects only its sender.
 
 Flower's grid pulls all replies together. It raises if one of them cannot be read, which the SuperLink does not check: the run ends, and
 the other replies are lost. If a client was killed while it sent its reply, the grid waits for the rest of it, for minutes and whatever

@@ -139,7 +139,7 @@ class Roster:
         self.register(node, client)
 
     def note_reply(self, sent: SentMessage, reply: Message) -> None:
-        """Remember who was heard from last, and whose node is offline: the list of nodes may be a second old."""
+        """Record when each client was last heard from, and which nodes are offline: the list of nodes may be a second old."""
         if not reply.has_error():
             self.heard[sent.client] = next(self._events)
         elif reply.error.code == OFFLINE:

@@ -1,4 +1,4 @@
-"""The settings of a run that say who participates, as objects."""
+"""The settings of a run that determine participation, as objects."""
 
 from dataclasses import dataclass
 from typing import Any

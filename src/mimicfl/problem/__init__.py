@@ -1,4 +1,4 @@
-"""`Problem`: what is trained, and on what; checked when it is created."""
+"""`Problem`: model, data, split, loss and local training; checked when it is created."""
 
 from .problem import Problem, find_device
 

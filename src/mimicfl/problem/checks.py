@@ -1,4 +1,4 @@
-"""Do model, data and loss fit together? Tried on two test samples before a run begins."""
+"""Check that model, data and loss fit together, on two test samples before a run starts."""
 
 import warnings
 
@@ -16,7 +16,7 @@ from ..tasks import LearningTask
 
 
 def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Tensor:
-    """Does the model take these samples, do its outputs fit the classes, and does the loss fit both? Returns the outputs of two."""
+    """Check that the model accepts the samples, its outputs match the classes, and the loss accepts both; return two samples' outputs."""
     chosen = probe_rows(test.y, loss)
     x, y = data.inputs(rows(test.x, chosen), test.dtype), rows(test.y, chosen)
     samples = count(x)
@@ -25,11 +25,11 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
         output = forward(module, x)
     except Exception as error:
         shape = f"samples of shape {shapes(x)}" if isinstance(x, Tensor) else f"inputs ({shapes(x)})"
-        raise UsageError(f"the model cannot take {shape}: {first_line(error)}") from error
+        raise UsageError(f"the model does not accept {shape}: {first_line(error)}") from error
     module.train()
     if not isinstance(output, Tensor) or output.ndim < 1 or len(output) != samples:
         got = f"a tensor of shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
-        raise UsageError(f"the model must give one tensor with a row for every sample, got {got} for {samples} samples")
+        raise UsageError(f"the model must return one tensor with one row per sample, got {got} for {samples} samples")
     if isinstance(loss, LearningTask):
         loss.check(output, y, data)
         loss.check_metrics(output.detach(), y)
@@ -41,7 +41,7 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
 
 
 def probe_rows(y: Samples, loss: Loss) -> Tensor:
-    """Two test samples to try the model with. They have targets that count, if any do: without one, a mean over targets is not a number."""
+    """Two test samples to try the model on, with targets that are not ignored if possible: otherwise a mean over targets is nan."""
     if isinstance(y, Tensor) and not y.is_floating_point():
         held = counted_targets(y, loss).reshape(len(y), -1).any(dim=1).nonzero()[:2, 0]
         if len(held):
@@ -59,7 +59,7 @@ def warn_about_batch_norm(module: nn.Module) -> None:
 
 
 def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
-    """Do the outputs fit the classes?"""
+    """Check that the outputs match the classes."""
     if isinstance(y, Tensor):
         check_outputs(output, y, loss)
     outputs = output.shape[1] if output.ndim > 1 else 1
@@ -71,15 +71,15 @@ def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
     classes = classes_without(ignored_by(loss), data.y_train, data.y_test)
     one_for_two = outputs == 1 and classes <= 2 and loss is not cross_entropy
     if classes > outputs and not one_for_two:
-        raise UsageError(f"the model has {outputs} outputs, the data has {classes} classes: give its last layer {classes}")
+        raise UsageError(f"the model has {outputs} outputs but the data has {classes} classes: change its last layer to {classes} outputs")
 
 
 def check_loss(output: Tensor, y: Samples, loss: Loss) -> None:
-    """Does the loss fit outputs and targets, and is it finite?"""
+    """Check that the loss accepts outputs and targets, and that it is finite."""
     try:
         value = loss(output, y)
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise ValueError(f"it gives a tensor of shape {tuple(value.shape)}, but must give one number: the mean over the batch")
+            raise ValueError(f"it returns a tensor of shape {tuple(value.shape)}, but must return one number: the mean over the batch")
         value.backward()
     except Exception as error:
         targets = f"targets of shape {tuple(y.shape)}" if isinstance(y, Tensor) else f"targets ({shapes(y)})"
@@ -105,12 +105,12 @@ def check_broadcasting(output: Tensor, y: Samples, loss: Loss, value: Tensor) ->
 
 
 def check_inputs(module: nn.Module, x: Samples) -> None:
-    """Does the model take a batch as the data's transform returns it?"""
+    """Check that the model accepts a batch as the data's transform returns it."""
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if isinstance(x, Tensor) and x.is_cuda else []):
             forward(module.eval(), x)
     except Exception as error:
-        raise UsageError(f"the model cannot take a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
+        raise UsageError(f"the model does not accept a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
     module.train()
 
 

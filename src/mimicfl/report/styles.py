@@ -18,12 +18,13 @@ SOLID: Dash = (0, ())
 def styles(groups: Sequence[tuple[str, str]]) -> list[tuple[str, Dash]]:
     """Colour and dashes of every (algorithm, setting), distinct as long as there are enough combinations."""
     specs, settings = list(dict.fromkeys(spec for spec, _ in groups)), list(dict.fromkeys(setting for _, setting in groups))
-    if len(groups) <= MOST_COLORS:
-        colors = _colors(specs) if len(settings) == 1 else palette()
-        return [(color, dash_of(spec)) for color, (spec, _) in zip(colors, groups, strict=False)]
-    if len(specs) <= len(palette()) and len(settings) <= len(PATTERNS):  # one colour per algorithm, one pattern per setting
+    if len(settings) == 1 and len(specs) <= MOST_COLORS:
+        return [(color, dash_of(spec)) for color, spec in zip(_colors(specs), specs, strict=True)]
+    if 1 < len(specs) <= len(palette()) and len(settings) <= len(PATTERNS):  # one colour per algorithm, one pattern per setting
         colors_of, pattern_of = dict(zip(specs, _colors(specs), strict=True)), dict(zip(settings, PATTERNS, strict=False))
         return [(colors_of[spec], dash_of(spec, pattern_of[setting])) for spec, setting in groups]
+    if len(groups) <= MOST_COLORS:
+        return [(color, dash_of(spec)) for color, (spec, _) in zip(palette(), groups, strict=False)]
     pairs = itertools.cycle([(color, (0.0, pattern)) for pattern in PATTERNS for color in palette()])
     return list(itertools.islice(pairs, len(groups)))
 

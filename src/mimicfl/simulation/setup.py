@@ -1,4 +1,4 @@
-"""From settings to a run before its first round: the server, who participates when, and the checks that need both."""
+"""From settings to a run before its first round: the server, the schedule, and the checks that need both."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def twin(trace: Trace, seed: int = 0) -> Trace:
 
 
 def _drawn(start: np.ndarray, length: np.ndarray, period: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, float]:
-    """Starts and lengths of a device's intervals, drawn anew; starts count from the first, whose time is the third value."""
+    """Starts and lengths of a device's intervals, drawn again; starts count from the first, whose time is the third value."""
     gap = np.append(start[1:], start[0] + period) - start - length
     opens = np.append(True, gap[:-1] > SESSION)
     session = np.cumsum(opens) - 1
