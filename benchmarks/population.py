@@ -1,7 +1,8 @@
 """Measures whether the cost of a round depends on the population: 10 active clients per round, one process per population size.
 
 python benchmarks/population.py                 processor time per round with 1,000, 10,000 and 100,000 clients, and the ratios
-python benchmarks/population.py load 25000000   time and memory to load a trace of 100,000 devices with so many intervals
+python benchmarks/population.py load 25000000   time and memory to load a trace of 100,000 devices with so many intervals,
+                                                from a file sorted by device and from one sorted by time
 """
 
 import json
@@ -13,6 +14,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas
 import torch
 
 import mimicfl as mf
@@ -43,6 +45,12 @@ def sparse_trace(devices: int, intervals: int, period: float) -> mf.availability
     start = slot * period / each + random.random(len(device)) * (period / each - length)
     end = np.minimum(start + length, period)
     return mf.availability.Trace.of([str(i) for i in range(devices)], device, start, end, np.full(devices, period), "sparse")
+
+
+def write_by_time(trace: mf.availability.Trace, file: str) -> None:
+    order = np.argsort(trace.start)
+    columns = {"client": trace.device, "start": trace.start, "end": trace.end, "period": trace.period[trace.device]}
+    pandas.DataFrame({name: values[order] for name, values in columns.items()}).to_csv(file, index=False, float_format="%.10g")
 
 
 def rounds_of(clients: int) -> None:
@@ -101,7 +109,11 @@ elif sys.argv[1:2] == ["read"]:
     load(sys.argv[2])
 elif sys.argv[1:2] == ["load"]:
     with tempfile.TemporaryDirectory() as folder:
-        mf.availability.write_trace(sparse_trace(100_000, int(sys.argv[2]), 10 * 86400.0), f"{folder}/trace.csv")
-        print(again("read", f"{folder}/trace.csv"), end="")
+        made = sparse_trace(100_000, int(sys.argv[2]), 10 * 86400.0)
+        mf.availability.write_trace(made, f"{folder}/by_device.csv")
+        write_by_time(made, f"{folder}/by_time.csv")
+        del made
+        for order in ("by_device", "by_time"):
+            print(f"{order}: {again('read', f'{folder}/{order}.csv')}", end="", flush=True)
 else:
     compare()

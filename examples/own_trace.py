@@ -33,11 +33,12 @@ if __name__ == "__main__":
         file = Path(folder) / "phones.csv"
         record(file)
         trace = mf.availability.read_trace(file)
-        twin = mf.availability.fit(trace, seconds=600)
+        twin = mf.availability.twin(trace, seed=0)
+        mf.availability.write_trace(twin, file.with_name("twin.csv"))
         print(f"{len(trace)} phones, available {100 * trace.duty.mean():.1f} % of the time, {trace.never.sum()} never")
-        print(f"the twin: available {100 * twin.mean:.1f} %, {100 * twin.never:.0f} % never, most at {twin.hour:.0f} h")
+        print(f"the twin: available {100 * twin.duty.mean():.1f} %, {twin.never.sum()} never")
         common: dict[str, Any] = {"num_clients": 30, "rounds": 144, "epochs": 1, "speed": "lognormal:50,0.5", "eval_every": 12}
-        patterns: dict[str, Any] = {"trace": f"trace:{file},round=600", "twin": twin}  # both are valid settings
+        patterns = {"trace": f"trace:{file},round=600", "twin": f"trace:{folder}/twin.csv,round=600"}
         for algorithm in ("fedavg", "mimic"):
             for name, availability in patterns.items():
                 history = mf.run(mf.Experiment(algorithm=algorithm, availability=availability, **common))

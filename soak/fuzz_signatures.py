@@ -186,6 +186,15 @@ EXPERIMENT = {
     "model": (["'linear'", "'mlp:4'"], ["3", "None", "model"]),
     "seed": (["0", "3"], [value for value in WHOLE if value != "0"]),
 }
+LOCAL_SGD = {
+    "epochs": (["1", "[1, 2]", "None"], WHOLE),
+    "batch_size": (["4", "None"], WHOLE),
+    "lr": (RATES, [rate for rate in WRONG_RATES if "lambda" not in rate]),
+    "steps": (["2"], WHOLE),
+    "weight_decay": (["0.1"], REAL),
+    "momentum": (["0.5"], [*REAL, "1"]),
+    "clip_norm": (["1.0"], REAL),
+}
 RUNS = ["'finished'", "'other'", "'stopped'", "'objects'", "Path('finished')", "'compared/fedavg-s0'"]
 WRONG_RUNS = ["'nowhere'", "''", "'finished/rows.jsonl'", "'a\\x00b'", "3", "None", "b'finished'", "[]"]
 LABELS = (["y", "y.numpy()", "y.tolist()"], ["[]", "3", "'abc'", "None", "object()"])
@@ -216,30 +225,11 @@ CALLS: dict[str, tuple[list[str], Table, tuple[str, ...], int]] = {  # name: fun
         5,
     ),
     "Data": (["mf.Data"], DATA, ("x_train", "y_train", "x_test", "y_test"), 12),
-    "LocalSGD": (
-        ["mf.LocalSGD"],
-        {
-            "epochs": (["1", "[1, 2]", "None"], WHOLE),
-            "batch_size": (["4", "None"], WHOLE),
-            "lr": (RATES, [rate for rate in WRONG_RATES if "lambda" not in rate]),
-            "steps": (["2"], WHOLE),
-            "weight_decay": (["0.1"], REAL),
-            "momentum": (["0.5"], [*REAL, "1"]),
-            "clip_norm": (["1.0"], REAL),
-        },
-        (),
-        8,
-    ),
+    "LocalSGD": (["mf.LocalSGD"], LOCAL_SGD, (), 8),
     "Local": (
         ["mf.Local"],
-        {
-            "epochs": (["1", "[1, 2]", "None"], WHOLE),
-            "batch_size": (["4", "None"], WHOLE),
-            "lr": (RATES, [rate for rate in WRONG_RATES if "lambda" not in rate]),
-            "steps": (["2"], WHOLE),
-            "weight_decay": (["0.1"], REAL),
-            "momentum": (["0.5"], [*REAL, "1"]),
-            "clip_norm": (["1.0"], REAL),
+        LOCAL_SGD
+        | {
             "optimizer": (["'adam'", "'adamw:eps=0.1'", "torch.optim.RMSprop"], ["'adma'", "3", "'adam:lr=2'", "None", "[]"]),
             "nesterov": (["False"], ["1", "'yes'", "None"]),
             "betas": (["(0.9, 0.999)"], ["0.9", "(0.9,)", "(1, 1)", "'x'", "None"]),

@@ -69,7 +69,7 @@ def _begin(begin: Callable[[], int]) -> int:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     except KeyboardInterrupt:  # same as the installed command during its startup
-        os.write(2, b"\nmimicfl: stopped before anything was begun\n")
+        os.write(2, b"\nmimicfl: stopped before anything was started\n")
         os._exit(130)
     return begin()
 

@@ -1,4 +1,4 @@
-"""The command `mimicfl`. It stands beside the package: Ctrl-C must be calm while the package is imported, too."""
+"""The command `mimicfl`. It is outside the package, so that Ctrl-C prints no traceback while the package is imported."""
 
 import os
 import signal
@@ -11,14 +11,14 @@ def main() -> int:
 
         print(f"mimicfl {__version__}")
         return 0
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # not where the caller has Ctrl-C ignored
+    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # False if the caller ignores Ctrl-C
     if heard:
         signal.signal(signal.SIGINT, _stop)
     from mimicfl.cli import interrupt
     from mimicfl.cli.main import main as command
 
     if heard:
-        signal.signal(signal.SIGINT, interrupt.stop)  # from here on the command says how to go on
+        signal.signal(signal.SIGINT, interrupt.stop)  # from here on the message says how to resume
     try:
         return command()
     except KeyboardInterrupt:  # a second Ctrl-C while the first is being handled
@@ -31,5 +31,5 @@ def main() -> int:
 
 def _stop(*_: object) -> None:
     """End at once: a KeyboardInterrupt in the middle of an import can abort the process, and there is nothing to save."""
-    os.write(2, b"\nmimicfl: stopped before anything was begun\n")
+    os.write(2, b"\nmimicfl: stopped before anything was started\n")
     os._exit(130)

@@ -18,7 +18,7 @@ import mimicfl as mf
 from mimicfl.metrics.store import RunFolder
 from mimicfl.problem import Problem
 from mimicfl.registry import NAMED_BY
-from mimicfl.simulation.run import Run
+from mimicfl.simulation.setup import set_up
 from mimicfl.toml import dumps
 
 BUILT_IN = dict(mf.algorithms.ALGORITHMS.factories)  # name -> class, before any test registers its own
@@ -137,4 +137,4 @@ def make_run(model, data, split, *, algorithm="mimic", availability="always", ro
     where = [change.pop(name, value) for name, value in how.items()]
     problem = Problem.of(model, data, split, local or mf.LocalSGD(epochs=1), loss, *where)
     settings = {"uploads": None, "global_lr": "local", "update": "sum", "eval_every": 1} | change
-    return Run(problem, algorithm=algorithm, availability=availability, rounds=rounds, seed=seed, **settings)
+    return set_up(problem, algorithm=algorithm, availability=availability, rounds=rounds, seed=seed, **settings)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import inspect
 import tomllib
 
 import pytest
@@ -103,8 +104,6 @@ class TestSettings:
     """One declaration per setting: everything else follows from it."""
 
     def test_python_defaults_are_those_of_the_declaration(self):
-        import inspect
-
         given = inspect.signature(mf.simulate).parameters
         same = set(given) & set(SETTINGS) - {
             "model",
@@ -118,8 +117,6 @@ class TestSettings:
         assert {name: given[name].default for name in same} == {name: SETTINGS[name].default for name in same}
 
     def test_flowers_run_config_has_the_same_names_and_defaults(self):
-        import inspect
-
         from mimicfl.flower import Federated
         from mimicfl.flower.app import SETTINGS as RUN_CONFIG
 
@@ -129,12 +126,13 @@ class TestSettings:
         assert {name: given[name].default for name in same} == {name: SETTINGS[name].default for name in same}
 
     def test_every_setting_reaches_the_run(self):
-        """A setting that nothing takes would be silently ignored."""
+        """A setting that nothing takes would be silently ignored, and so would one that `mf.simulate` does not take."""
         from mimicfl.clients.local import Local
         from mimicfl.problem import Problem
-        from mimicfl.simulation.run import Run
+        from mimicfl.simulation.setup import set_up
 
-        taken = {name for function in (Local, Problem.of, Run) for name in arguments_of(function, mf.Experiment())}
+        assert set(inspect.signature(set_up).parameters) <= {"problem", *inspect.signature(mf.simulate).parameters}
+        taken = {name for function in (Local, Problem.of, set_up) for name in arguments_of(function, mf.Experiment())}
         built = {
             "dataset",
             "data_path",
@@ -177,6 +175,7 @@ class TestSettings:
         }
         other |= {"asynchronous": 2, "concurrency": 3}
         other |= {"preset": "authors", "seed": 5, "precision": None, "dtype": "float64", "eval_every": 2}
+        assert name in other, f"add a second value of {name} to this test"
         if other[name] is None:
             pytest.skip("only on a GPU")
         base = mf.Experiment(dataset="digits", num_clients=8, availability="always", rounds=2, epochs=None if name == "steps" else 1)

@@ -27,13 +27,13 @@ def test_temporary_files_of_a_killed_checkpoint_are_removed(tmp_path):
     assert not list(tmp_path.glob(".tmp*"))
 
 
-def test_sweep_dead_removes_only_files_of_ended_processes(tmp_path):
+def test_remove_dead_removes_only_files_of_ended_processes(tmp_path):
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     dead, alive = (tmp_path / f".curves.png.{process}-0123abcd.part" for process in (ended.pid, os.getpid()))
     for file in (dead, alive, tmp_path / ".other.part"):
         file.write_text("half")
-    files.sweep_dead(tmp_path)
+    files.remove_dead(tmp_path)
     assert not dead.exists()
     assert alive.exists()
     assert (tmp_path / ".other.part").exists()

@@ -104,13 +104,13 @@ def write_tensors(path: Path, tensors: "dict[str, Tensor]", facts: dict[str, str
             raise OSError(str(error)) from error
 
 
-def sweep(folder: Path, names: Sequence[str]) -> None:
+def remove_leftovers(folder: Path, names: Sequence[str]) -> None:
     """Remove temporary files left behind by killed processes; the caller must hold the folder's lock."""
     for leftover in [*(path for name in names for path in folder.glob(f".{name}.*.part")), *folder.glob(SAFETENSORS_LEFTOVER)]:
         leftover.unlink(missing_ok=True)
 
 
-def sweep_dead(folder: Path) -> None:
+def remove_dead(folder: Path) -> None:
     """Remove temporary files whose writers have ended, from a folder without a lock. Writers must be processes of this machine."""
     for leftover in folder.glob(".*.part"):
         if (owner := WRITER.search(leftover.name)) and not _alive(int(owner[1])):

@@ -123,7 +123,7 @@ class Registry(Generic[T]):
                 known = (
                     f"it has: {', '.join(free)}"
                     if free
-                    else "it has none: only the arguments of its constructor are options, as the fields of a dataclass are"
+                    else "it has none: options are the arguments of its constructor, such as the fields of a dataclass"
                 )
                 raise UsageError(f"{self.kind} {name!r} has no option {key!r}; {known}")
         if spread:
@@ -220,8 +220,10 @@ def _equal(value: object, default: object) -> bool:
 
 
 def _first_option(factory: Any) -> str:
-    """Return e.g. `:mu=0.01` if the factory has an option whose default is a number or a string, else an empty string."""
+    """Return e.g. `:mu=0.01`, the first option whose default is a number or a string; `:FILE` if it reads a file, else an empty string."""
     for name, parameter in inspect.signature(factory).parameters.items():
+        if parameter.default == "" or getattr(factory, "reads_file", False):
+            return ":FILE"
         if isinstance(parameter.default, (int, float, str)) and not isinstance(parameter.default, bool):
             return f":{name}={parameter.default}" if name not in ("seed", "num_clients") else ""
     return ""

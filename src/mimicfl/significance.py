@@ -148,10 +148,10 @@ class Ranking:
     ranks: dict[str, float]  # best first
     cells: int
     p: float  # Friedman: all algorithms are equally good
-    critical: float  # two mean ranks that differ by more are different at the level 0.05
+    critical: float  # two mean ranks that differ by more are significantly different at the level 0.05
 
     def groups(self) -> list[list[str]]:
-        """Maximal sets of algorithms that the test does not tell apart, best first: the bars of a critical-difference diagram."""
+        """Maximal sets of algorithms that the test does not distinguish, best first: the bars of a critical-difference diagram."""
         names, found = list(self.ranks), list[list[str]]()
         for k, first in enumerate(names):
             last = max(j for j, name in enumerate(names) if self.ranks[name] - self.ranks[first] <= self.critical)

@@ -15,7 +15,7 @@ def visible(text: str, keep: str = "\n\t") -> str:
 
 
 def for_spreadsheet(text: str) -> str:
-    """Text that a spreadsheet shows as it is: neither a formula nor hidden characters.
+    """Text that a spreadsheet shows unchanged: neither a formula nor hidden characters.
 
     >>> for_spreadsheet("=1+1")
     "'=1+1"

@@ -24,9 +24,12 @@ class Federation:
         taken, held = local_train(start, x, y, batches(t), self.eta_L(t), drift, 0.0, self.decay, self.momentum)
         return (sum(taken) if self.update == "sum" else sum(taken) / held), sum(taken) / held
 
-    def held(self, i, t):
-        """How many gradients the directions of client i hold: the number of its steps, more with momentum."""
-        return local_train(np.zeros(self.d), *self.problem[i][:2], self.problem[i][2](t), 0.0, momentum=self.momentum)[1]
+    def steps(self, active, t):
+        """How many gradients the updates hold on average: one with update="mean", else the number of steps, more with momentum."""
+        if self.update == "mean":
+            return 1
+        held = [local_train(np.zeros(self.d), *self.problem[i][:2], self.problem[i][2](t), 0.0, momentum=self.momentum)[1] for i in active]
+        return sum(self.among(active)[i] * steps for i, steps in zip(active, held, strict=True))
 
     def among(self, active):
         return {i: self.share[i] / sum(self.share[j] for j in active) for i in active}
@@ -125,29 +128,44 @@ def fedgain(f, gain, follow="direction"):
     return w
 
 
-def fedsteer(f, gain, follow="direction"):
+def fedsteer(f, gain, never_seen="mean"):
+    """SCAFFOLD with a gain. The controls of clients not seen yet are c, the mean of the others; or zero, which c then counts."""
+    w, y, seen = np.zeros(f.d), {}, []
+
+    def control():
+        among = range(f.n) if never_seen == "zero" else seen
+        return sum((f.share[j] * y[j] for j in seen), np.zeros(f.d)) / max(sum(f.share[j] for j in among), 1e-300)
+
+    for t, active in f.rounds():
+        if not active:
+            continue
+        c, p, among = control(), {}, f.among(active)
+        old = {i: y.get(i, c if never_seen == "mean" else np.zeros(f.d)) for i in active}
+        for i in active:
+            p[i] = f.train(i, t, w, c - old[i])[1] - (c - old[i])  # the shift taken back out
+        as_active = c + sum(among[i] * (p[i] - old[i]) for i in active)  # all clients change as the active ones did
+        y |= p
+        seen += [i for i in active if i not in seen]
+        v = (1 - gain) * control() + gain * as_active
+        w = w - f.eta(t) * f.steps(active, t) * v
+    return w
+
+
+def fedsteer_direction(f, gain):
     """FedGain in units of one step, whose local steps are shifted by the last direction minus the guess for the client."""
     w, v = np.zeros(f.d), np.zeros(f.d)
     y, u, k = np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
     for t, active in f.rounds():
         if not active:
             continue
-        if follow == "innovations":
-            v = f.share @ y
-        guess = y + k[:, None] * (v - u) if follow == "direction" else y
-        sent = {i: f.train(i, t, w, v - guess[i]) for i in active}
-        p = {i: sent[i][1] - (v - guess[i]) for i in active}  # the shift taken back out
+        shift = {i: v - (y[i] + k[i] * (v - u[i])) for i in active}
+        p = {i: f.train(i, t, w, shift[i])[1] - shift[i] for i in active}
         absent = [j for j in range(f.n) if j not in active]
-        known = sum(f.share[i] * p[i] for i in active) + sum((f.share[j] * y[j] for j in absent), np.zeros(f.d))
-        among = f.among(active)
-        if follow == "direction":
-            left = 1 - sum(f.share[j] * k[j] for j in absent)
-            v = (known - sum((f.share[j] * k[j] * u[j] for j in absent), np.zeros(f.d))) / left
-        else:
-            v = known + gain * sum(f.share[j] for j in absent) * sum(among[i] * (p[i] - y[i]) for i in active)
+        known = sum(f.share[i] * p[i] for i in active) + sum((f.share[j] * (y[j] - k[j] * u[j]) for j in absent), np.zeros(f.d))
+        v = known / (1 - sum(f.share[j] * k[j] for j in absent))
         for i in active:
             y[i], u[i], k[i] = p[i], v, gain
-        w = w - f.eta(t) * v * (1 if f.update == "mean" else sum(among[i] * f.held(i, t) for i in active))
+        w = w - f.eta(t) * f.steps(active, t) * v
     return w
 
 

@@ -21,7 +21,8 @@ NAMES = [
     "fedau:cutoff=2",
     "fedawe:clip=0.05,evaluate=mean",
     "fedgain:follow=innovations",
-    "fedsteer:follow=innovations",
+    "fedsteer:gain=0.6,follow=direction",
+    "fedsteer:gain=0.5,never_seen=zero",
 ]
 NOT_FEDAVG_ALONE = ("fedprox", "fedavgm", "focus")  # with a single client the others take the same steps as FedAvg
 N, D = 5, 4

@@ -20,23 +20,41 @@ def periodic(clients):
     return (np.arange(ROUNDS)[:, None] % np.arange(1, clients + 1)) == 0
 
 
-def distance(quadratic, algorithm, **more):
+def distance(quadratic, algorithm, steps=1, **more):
     history = mf.simulate(
         **quadratic,
         algorithm=algorithm,
         availability=mf.availability.Explicit(periodic(len(quadratic["split"]))),
         rounds=ROUNDS,
-        local=mf.LocalSGD(steps=1, batch_size=None, lr=0.02),
+        local=mf.LocalSGD(steps=steps, batch_size=None, lr=0.02),
         eval_every=ROUNDS,
         **more,
     )
     return history.rows[-1]["distance"]
 
 
-@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold", "fedgain", "fedgain:0.5,innovations"])
+@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold", "fedgain", "fedgain:0.5,innovations", "fedsteer"])
 def test_memory_reaches_the_optimum(quadratic, algorithm):
     # SCAFFOLD's server step follows the present clients' steered steps, which at the optimum are all zero.
     assert distance(quadratic, algorithm) < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "reaches"),
+    [
+        ("fedsteer", True),
+        ("fedsteer:gain=0", True),
+        ("fedsteer:gain=0.6,follow=direction", True),
+        ("scaffold", True),
+        ("fedgain", False),
+        ("mimic", False),
+        ("mifa", False),
+        ("fedvarp", False),
+    ],
+)
+def test_several_local_steps_drift_unless_they_are_corrected(quadratic, algorithm, reaches):
+    """At a constant rate: memory at the server alone ends beside the optimum, whatever its gain."""
+    assert (distance(quadratic, algorithm, steps=5) < 1e-3) == reaches
 
 
 def test_focus_reaches_the_optimum(quadratic):

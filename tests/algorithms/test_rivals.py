@@ -22,9 +22,11 @@ CASES = {
     "focus": (mf.FOCUS(), naive.focus),
     "fedgain": (mf.FedGain(0.6), lambda f: naive.fedgain(f, 0.6)),
     "fedgain-innovations": (mf.FedGain(0.6, "innovations"), lambda f: naive.fedgain(f, 0.6, "innovations")),
-    "fedsteer": (mf.FedSteer(), lambda f: naive.fedsteer(f, 0.6)),
-    "fedsteer-one": (mf.FedSteer(1), lambda f: naive.fedsteer(f, 1.0)),
-    "fedsteer-innovations": (mf.FedSteer(0.3, "innovations"), lambda f: naive.fedsteer(f, 0.3, "innovations")),
+    "fedsteer": (mf.FedSteer(), lambda f: naive.fedsteer(f, 1.0)),
+    "fedsteer-half": (mf.FedSteer(0.5), lambda f: naive.fedsteer(f, 0.5)),
+    "fedsteer-zero": (mf.FedSteer(0.3, never_seen="zero"), lambda f: naive.fedsteer(f, 0.3, never_seen="zero")),
+    "fedsteer-direction": (mf.FedSteer(0.6, "direction"), lambda f: naive.fedsteer_direction(f, 0.6)),
+    "fedsteer-direction-one": (mf.FedSteer(1, "direction"), lambda f: naive.fedsteer_direction(f, 1.0)),
 }
 SETTINGS = [
     ("sum", "uniform", {"epochs": 2, "batch_size": 5}),
@@ -99,11 +101,13 @@ def test_special_cases(quadratic, member, same, weighting):
 @pytest.mark.parametrize(
     ("member", "same", "steps"),
     [
-        (mf.FedSteer(1, "innovations"), "scaffold", 3),
-        (mf.FedSteer(0.6), "fedgain:gain=0.6", 1),
-        (mf.FedSteer(0.6, "innovations"), "fedgain:gain=0.6,follow=innovations", 1),
-        (mf.FedSteer(1), "mimic", 1),
+        (mf.FedSteer(never_seen="zero"), "scaffold", 3),
+        (mf.FedSteer(never_seen="zero"), "fedvarp", 1),
+        (mf.FedSteer(0, never_seen="zero"), "mifa", 1),
         (mf.FedSteer(0), "mifa:never_seen=exclude", 1),
+        (mf.FedSteer(0.6, never_seen="zero"), "fedgain:gain=0.6,follow=innovations", 1),
+        (mf.FedSteer(0.6, "direction"), "fedgain:gain=0.6", 1),
+        (mf.FedSteer(1, "direction"), "mimic", 1),
     ],
     ids=lambda x: str(x),
 )
@@ -175,6 +179,8 @@ def test_fedawe_repeats_an_update_for_every_round_missed():
     [
         (lambda: mf.FedGain(1.1), "gain"),
         (lambda: mf.FedGain(0.5, "nobody"), "follow"),
+        (lambda: mf.FedSteer(never_seen="none"), "never_seen"),
+        (lambda: mf.FedSteer(gain=-1), "gain"),
         (lambda: mf.FedStale(-0.1), "beta"),
         (lambda: mf.FedStale(0.5, "guessed"), "estimated"),
         (lambda: mf.FedAWE(clip=-1), "clip"),

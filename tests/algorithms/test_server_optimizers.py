@@ -7,10 +7,12 @@ import pytest
 import torch
 
 import mimicfl as mf
+from mimicfl.algorithms import make, trait
 from mimicfl.algorithms import server_optimizers as so
 from mimicfl.algorithms.server import ClientUpdates, Server
-from tests.conftest import make_run, random_schedule
+from tests.conftest import BUILT_IN, make_run, random_schedule
 
+DIRECTED = [name for name in BUILT_IN if trait(make(name), "has_direction")]
 SPECS = ["momentum:0.8", "momentum:0.8,lr=0.5,damped=false", "adam:lr=0.05", "yogi:lr=0.05", "adagrad:lr=0.05"]
 
 
@@ -54,8 +56,12 @@ def test_fedavgm_is_fedavg_with_momentum(quadratic, damped):
     torch.testing.assert_close(composed, alone, rtol=1e-12, atol=1e-13)
 
 
+def test_only_algorithms_that_place_the_model_themselves_have_no_direction():
+    assert set(BUILT_IN) - set(DIRECTED) == {"fedawe", "amplified-fedavg", "amplified-scaffold"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ["mimic", "mifa", "fedvarp", "scaffold", "fedau", "fedprox"])
+@pytest.mark.parametrize("algorithm", DIRECTED)
 def test_composes_with_every_direction(quadratic, algorithm):
     """Momentum 0 takes the proposed step; momentum 0.8 sums the proposed changes with weights 0.2 * 0.8^k."""
     plain = mf.simulate(**given(quadratic), algorithm=algorithm).params
@@ -91,9 +97,9 @@ def after_a_round(quadratic, optimizer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", SPECS)
-def test_interrupted_runs_resume_to_the_same_bits(quadratic, tmp_path, spec):
-    arguments = given(quadratic, algorithm="mimic", server_optimizer=spec)
+@pytest.mark.parametrize(("algorithm", "spec"), [*(("mimic", spec) for spec in SPECS), *((name, "adam:lr=0.05") for name in DIRECTED)])
+def test_interrupted_runs_resume_to_the_same_bits(quadratic, tmp_path, algorithm, spec):
+    arguments = given(quadratic, algorithm=algorithm, server_optimizer=spec)
     end = mf.simulate(**arguments).params
 
     def stop(row, total):

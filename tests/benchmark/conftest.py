@@ -6,9 +6,9 @@ import pytest
 
 from mimicfl.benchmark import suite
 from mimicfl.benchmark.grid import Axis, Grid
-from mimicfl.benchmark.progress import state_of
+from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.records import register, write_cell
-from mimicfl.benchmark.suite import PARTS, Part, Pattern
+from mimicfl.benchmark.suite import PARTS, Part, PatternCase
 
 ENVIRONMENT = {"mimicfl": "0.0", "torch": "2.0", "processor": "some CPU", "gpu": None, "engine": "plain", "started": "now"}
 
@@ -21,7 +21,7 @@ def tiny(monkeypatch) -> Part:
         PARTS["digits"],
         name="tiny",
         settings=PARTS["digits"].settings | {"rounds": 3, "epochs": 1, "num_clients": 6},
-        patterns=(Pattern("half", "static:0.5", "half of the clients"),),
+        patterns=(PatternCase("half", "static:0.5", "half of the clients"),),
         grids=(Grid("fedavg", axes), Grid("mimic", axes)),
         seeds=4,
     )
@@ -36,7 +36,7 @@ def fill(part, records, tail, stages=("tuning", "final")):
     plan = register(records, part)
     for cell in part.cells():
         results = {}
-        while (state := state_of(cell, results)).missing and state.stage in stages:
+        while (state := progress_of(cell, results)).missing and state.stage in stages:
             for e in state.missing:
                 found = {"id": e.id, "plan": plan, "stage": state.stage, "seed": e.seed, "environment": ENVIRONMENT}
                 value = tail(cell, e)

@@ -8,7 +8,7 @@ import pytest
 from mimicfl import UsageError, algorithms
 from mimicfl.algorithms import ALGORITHMS
 from mimicfl.benchmark.grid import EXTENSIONS, Axis, Grid
-from mimicfl.benchmark.progress import state_of
+from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.records import changes, plans, read_cell, register, write_cell
 from mimicfl.benchmark.suite import PARTS, TUNING_SEEDS, VALIDATION
 from tests.benchmark.conftest import ENVIRONMENT, fill
@@ -62,7 +62,7 @@ def results_of(cell, state, value):
 def test_a_cell_is_tuned_extended_and_compared(tiny):
     """The best rate is always the largest, so the grid grows as often as it may."""
     cell, results, stages = tiny.cells()[0], {}, []
-    while (state := state_of(cell, results)).missing:
+    while (state := progress_of(cell, results)).missing:
         stages.append((state.stage, len(state.missing)))
         results |= results_of(cell, state, lambda e: float(e.lr.partition(":")[2].split(",")[0]))
     assert stages == [("tuning", 12), *[("tuning", 3)] * EXTENSIONS, ("final", 4)]
@@ -74,13 +74,13 @@ def test_a_cell_is_tuned_extended_and_compared(tiny):
 
 def test_tuning_uses_all_seeds_and_diverged_runs_score_zero(tiny):
     cell = tiny.cells()[0]
-    state = state_of(cell, {})
+    state = progress_of(cell, {})
     results = results_of(cell, state, lambda e: 0.9 if e.lr == "constant:0.05" else 0.8)
     bad = next(e for e in state.missing if e.lr == "constant:0.05")
     half = {key: value for key, value in results.items() if key != bad.id}
-    assert state_of(cell, half).missing == [bad]
+    assert progress_of(cell, half).missing == [bad]
     results[bad.id] = {k: v for k, v in results[bad.id].items() if k != "tail"} | {"diverged": "in round 1"}
-    while (state := state_of(cell, results)).stage == "tuning":  # 0.9, 0.9 and 0 are worse than three times 0.8
+    while (state := progress_of(cell, results)).stage == "tuning":  # 0.9, 0.9 and 0 are worse than three times 0.8
         results |= results_of(cell, state, lambda e: 0.1)
     assert state.chosen != {"rate": 0.05, "final": 1.0}
 
@@ -114,7 +114,7 @@ def test_records_read_as_written(tiny, tmp_path):
     fill(tiny, tmp_path, lambda cell, e: 0.5)
     cell = tiny.cells()[0]
     found = read_cell(tmp_path, cell)
-    assert len(found) == state_of(cell, found).done
+    assert len(found) == progress_of(cell, found).done
     assert next(iter(found.values()))["environment"]["processor"] == "some CPU"
     before = (tmp_path / "tiny" / "half-fedavg.json").read_text()
     write_cell(tmp_path, cell, found)

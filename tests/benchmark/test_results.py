@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from mimicfl import UsageError
-from mimicfl.benchmark.analysis import analyse, compare, deviations, ranking
+from mimicfl.benchmark.analysis import analyse, deviations, ranking, tested_pairs
 from mimicfl.benchmark.grid import Grid
 from mimicfl.benchmark.measure import measure
 from mimicfl.benchmark.recommend import advise, profile, shipped, write_findings
 from mimicfl.benchmark.records import register
-from mimicfl.benchmark.suite import PARTS, Pattern
+from mimicfl.benchmark.suite import PARTS, PatternCase
 from mimicfl.cli.main import main
 from mimicfl.metrics.curves import area, swing, tail_mean
 from mimicfl.metrics.history import History
@@ -70,7 +70,7 @@ def test_classes_without_test_samples_do_not_count():
 
 def test_pairs_are_compared_over_shared_seeds_and_adjusted():
     values = {"a": {0: 5.0, 1: 6.0, 2: 7.0, 3: 1.0}, "b": {0: 4.0, 1: 5.1, 2: 6.0}, "c": {0: 3.0, 1: 6.0, 2: 5.0}}
-    found = compare(values, [("a", "b"), ("a", "c")])
+    found = tested_pairs(values, [("a", "b"), ("a", "c")])
     assert found["a", "b"].difference.pairs == 3
     assert found["a", "b"].flips == 0.25
     assert found["a", "c"].adjusted == pytest.approx(found["a", "c"].difference.p)  # the largest p value is not increased
@@ -245,4 +245,4 @@ def test_unknown_part_is_refused():
 def test_patterns_are_distinct():
     names = [p.name for p in PARTS["digits"].patterns]
     assert len(set(names)) == len(names)
-    assert all(isinstance(p, Pattern) and p.about for p in PARTS["digits"].patterns)
+    assert all(isinstance(p, PatternCase) and p.about for p in PARTS["digits"].patterns)

@@ -6,7 +6,7 @@ import pytest
 
 import mimicfl as mf
 from mimicfl.benchmark import run as module
-from mimicfl.benchmark.progress import state_of
+from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.records import plans, read_cell
 from mimicfl.benchmark.run import run_part
 from mimicfl.callbacks import send
@@ -47,7 +47,7 @@ def test_a_diverging_run_is_recorded_as_diverged(tiny, tmp_path):
     [cell] = part.cells()
     found = read_cell(tmp_path / "records", cell)
     assert sum("diverged" in run for run in found.values()) == 6
-    assert state_of(cell, found).chosen["rate"] == 0.1
+    assert progress_of(cell, found).chosen["rate"] == 0.1
 
 
 def test_callbacks_watch_every_run(tiny, tmp_path):
@@ -65,12 +65,12 @@ def test_runs_that_a_tracker_misses_are_kept(tiny, tmp_path):
         run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, callbacks=[mf.callbacks.CSV(tmp_path / "csv")])
     (tmp_path / "csv").unlink()
     runs = len(list((tmp_path / "runs").iterdir()))
-    assert send(tmp_path / "runs", mf.callbacks.CSV(tmp_path / "csv")) == runs == len(list((tmp_path / "csv").iterdir()))
+    assert send(tmp_path / "runs", mf.callbacks.CSV(tmp_path / "csv")).runs == runs == len(list((tmp_path / "csv").iterdir()))
 
 
 @pytest.mark.parametrize("callback", [mf.callbacks.EarlyStopping(), lambda now: None])
 def test_callbacks_that_could_change_results_are_refused(tiny, tmp_path, callback):
-    with pytest.raises(mf.UsageError, match="only watch"):
+    with pytest.raises(mf.UsageError, match="only observe"):
         run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {}, callbacks=[callback])
     assert not (tmp_path / "records").exists()
 

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import shutil
 import warnings
 from pathlib import Path
 
@@ -41,6 +42,13 @@ def only(pattern):
     """The one file or folder that matches."""
     [found] = Path().glob(pattern)
     return found
+
+
+def call_with_notices(*words):
+    """The command, with its warnings as notices and not as errors of the test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        return call(*words)
 
 
 def scalars(folder):
@@ -100,9 +108,22 @@ class TestCSV:
 
 class TestMLflow:
     @pytest.mark.slow
+    def test_a_server_that_is_down_and_sent_later(self, tmp_path, capsys):
+        pytest.importorskip("mlflow")
+        words = "--rounds 2 --epochs 1 --clients 4 --availability always --algorithms fedavg mimic --seeds 1 --out c".split()
+        assert call_with_notices("compare", *words, "--track", "mlflow:http://127.0.0.1:9") == 0
+        assert capsys.readouterr().err.count("mlflow:http://127.0.0.1:9 cannot be reached (Connection refused)") == 1
+        assert call("track", "send", "c", "--track", "mlflow:http://127.0.0.1:9") == 2
+        assert "Connection refused" in capsys.readouterr().err
+        assert call("track", "send", "c", "--track", "mlflow:store") == 0
+        assert "4 new rounds of 2 runs sent" in capsys.readouterr().out
+        assert call("track", "send", "c", "--track", "mlflow:store") == 0
+        assert "0 new rounds of 2 runs sent to mlflow:store; mlflow:store already has all" in capsys.readouterr().out
+
+    @pytest.mark.slow
     def test_one_run_and_every_round_once_also_after_resume(self, tmp_path, monkeypatch):
         pytest.importorskip("mlflow")
-        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        monkeypatch.delenv("MLFLOW_ALLOW_FILE_STORE", raising=False)
         uri = (tmp_path / "store").as_uri()
         interrupted("run", mf.callbacks.MLflow(uri), after=3)
         history = mf.run(E, "run", callbacks=[mf.callbacks.MLflow(uri)])
@@ -131,9 +152,28 @@ class TestWandB:
         [one] = {file.stem.removeprefix("run-") for file in files}
         state = json.loads(Path("run/.tracking.json").read_text())
         assert state["id"] == one
-        assert state["wandb:project,offline=true"] == 6
+        assert state[told.spec] == 6
         wait_until(lambda: len(files) == sum("exit" in kinds for kinds, _ in map(records_of, files)), "W&B's own process to write")
         assert [step for file in files for step in records_of(file)[1]] == [0, 1, 2, 3, 4, 5]
+
+    @pytest.mark.slow
+    def test_no_key_then_sent_offline(self, capsys, monkeypatch):
+        pytest.importorskip("wandb")
+        monkeypatch.setenv("WANDB_API_KEY", "")
+        words = "--rounds 3 --epochs 1 --clients 4 --availability always --out r".split()
+        monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+        assert call_with_notices("run", *words, "--track", "wandb:p") == 0
+        assert capsys.readouterr().err.count("wandb:p cannot be reached") == 1
+        for said in ("3 new rounds of 1 run sent", "0 new rounds"):
+            assert call("track", "send", "r", "--track", "wandb:p,offline=true") == 0
+            assert said in capsys.readouterr().out
+        wait_until(lambda: list(Path().glob("wandb/offline-run-*/run-*.wandb")), "W&B's own process to begin")
+        file = only("wandb/offline-run-*/run-*.wandb")  # one: nothing was new the second time
+        wait_until(lambda: "exit" in records_of(file)[0], "W&B's own process to write")
+        assert records_of(file)[1] == [0, 1, 2]
+        shutil.rmtree("wandb")
+        assert call("track", "send", "r", "--track", "wandb:p,offline=true") == 0
+        assert "3 new rounds" in capsys.readouterr().out
 
 
 def records_of(file):
@@ -160,9 +200,11 @@ class Unreachable(trackers.Tracker):
 
     fails_at: int = 0
     got: list = dataclasses.field(default_factory=list)
+    attempts: list = dataclasses.field(default_factory=list)
     spec = "nowhere:x"
 
     def connect(self, run, run_id):
+        self.attempts.append("connect")
         if self.fails_at < 0:
             raise ConnectionError("no route to host")
         return len(self.got)
@@ -184,9 +226,26 @@ class TestUnreachable:
         assert len(history.rows) == 6
         assert trackers.unsent(Path("run"))
         working = Unreachable(99, tracker.got)
-        assert trackers.send("run", working) == 1
+        assert trackers.send("run", working) == (1, 6 - max(at, 0))
         assert working.got == [0, 1, 2, 3, 4, 5]
         assert not trackers.unsent(Path("run"))
+
+    def test_one_notice_and_one_attempt_for_a_whole_comparison(self):
+        tracker = Unreachable(-1)
+        with pytest.warns(UserWarning, match="track send c --track nowhere:x") as told:
+            mf.compare(E, ["fedavg", "mimic"], 2, "c", callbacks=[tracker])
+        assert sum("track send" in str(each.message) for each in told) == 1
+        assert tracker.attempts == ["connect"]
+        assert all(trackers.unsent(folder.parent) for folder in Path("c").glob("*/config.toml"))
+        with pytest.warns(UserWarning, match="track send d"):  # another comparison tries again
+            mf.compare(E, ["fedavg"], 2, "d", callbacks=[tracker])
+        assert tracker.attempts == ["connect", "connect"]
+
+    def test_a_server_that_goes_down_during_a_comparison(self):
+        with pytest.warns(UserWarning, match="timed out") as told:
+            mf.compare(E, ["fedavg", "mimic"], 1, "c", callbacks=[Unreachable(3)])
+        assert sum("track send" in str(each.message) for each in told) == 1
+        assert all(trackers.unsent(folder.parent) for folder in Path("c").glob("*/config.toml"))
 
     def test_sending_to_it_is_an_error(self):
         mf.run(E, "run")

@@ -236,7 +236,7 @@ def test_config_show_says_where_values_come_from(capsys):
     lines = {line.split(" = ")[0]: line for line in out.splitlines() if " = " in line and not line.startswith("#")}
     assert "option" in lines["rounds"]
     assert "e.toml" in lines["algorithm"]
-    assert "usual for digits" in lines["batch_size"]
+    assert "default for digits" in lines["batch_size"]
     assert "preset authors" in lines["lr"]
     assert "default" in lines["weighting"]
     assert tomllib.loads(out)["rounds"] == 3

@@ -49,7 +49,7 @@ def test_a_quick_look_is_marked_and_not_recorded(tiny, capsys):  # noqa: F811
 
 def test_mistakes(tiny, capsys):  # noqa: F811
     for words, said in [
-        ([], "say which experiment"),
+        ([], "name an experiment"),
         (["tabel-3"], "there is no experiment 'tabel-3'"),
         (["tiny", "--columns", "20%"], "there is no column '20%'"),
         (["tiny", "--scale", "0"], "--scale"),
@@ -65,6 +65,6 @@ def test_mistakes(tiny, capsys):  # noqa: F811
     assert call("report", "--paper") == 2
     assert "no record yet" in capsys.readouterr().err
     assert call("report", "--paper", "somewhere") == 2
-    assert "leave the runs out" in capsys.readouterr().err
+    assert "remove the run folders" in capsys.readouterr().err
     assert call("report") == 2
-    assert "say which runs" in capsys.readouterr().err
+    assert "name the runs" in capsys.readouterr().err

@@ -169,7 +169,7 @@ def lbfgs(parameters, lr):
         ({"optimizer": "adam", "eps": 0.0}, "eps must be more than 0"),
         ({"optimizer": "adamw:weight_decay=0.1", "weight_decay": 0.2}, "give it once"),
         ({"optimizer": "adam:weight_decay=0", "weight_decay": 0.2}, "give it once"),
-        ({"optimizer": torch.optim.Adam, "weight_decay": 0.2}, "up to a custom optimizer"),
+        ({"optimizer": torch.optim.Adam, "weight_decay": 0.2}, "own weight decay"),
         ({"lr_multipliers": {"head.*": 2.0}}, "'head.\\*' matches no trainable parameter"),
         ({"lr_multipliers": {"*": -1.0}}, "at least 0"),
         ({"lr_multipliers": 3}, "map name patterns to numbers"),

@@ -105,7 +105,7 @@ def test_targets_of_several_entries_can_be_held_out():
 
 
 def test_a_model_that_refuses_the_inputs_is_named_before_training():
-    with pytest.raises(mf.UsageError, match=r"cannot take inputs.*tokens"):
+    with pytest.raises(mf.UsageError, match=r"does not accept inputs.*tokens"):
         mf.simulate(torch.nn.Linear(2, 2), data(), [np.arange(6)], rounds=1)
 
 

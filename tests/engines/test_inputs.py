@@ -131,7 +131,7 @@ class TestTransform:
     @pytest.mark.parametrize(
         ("transform", "words"),
         [
-            (lambda x, g: x[0], "as it got it"),
+            (lambda x, g: x[0], "like the batch it received"),
             (lambda x, g: (x[0][:1], x[1][:1]), "number of samples"),
             (lambda x, g: (x[0][:, :2], x[1]), "transform returns"),
             (lambda x, g: 1 / 0, "transform fails"),

@@ -16,7 +16,8 @@ from mimicfl.engines.stacked.batched.engine import BatchedEngine
 from mimicfl.engines.stacked.graphs import Graphs
 from mimicfl.engines.stacked.streams import StreamsEngine
 from mimicfl.engines.torch_overrides import without_dropout
-from tests.engines.engines import DEVICES, assert_same, problem, requests_of
+from mimicfl.engines.torch_settings import exact
+from tests.engines.engines import DEVICES, assert_same, needs_gpu, problem, requests_of
 
 NO_SINGLES = (30, 7, 43, 2)  # no client has a batch of one sample, which BatchNorm refuses
 LOSS = as_loss("cross-entropy")
@@ -223,7 +224,23 @@ def test_layers_equal_plain(device, name, kind):
     """Warnings are errors: vmap would warn of a fallback."""
     model, clients = problem(LAYERS[name](), device, sizes=NO_SINGLES)
     requests = requests_of(model, clients)
-    assert_same(kind(model, clients, LOSS, lanes=3).train(requests), PlainEngine(model, clients, LOSS).train(requests))
+    with exact("fp32"):
+        assert_same(kind(model, clients, LOSS, lanes=3).train(requests), PlainEngine(model, clients, LOSS).train(requests))
+
+
+@pytest.mark.slow
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers_of_plain_are_the_same_on_a_gpu(name):
+    """PyTorch would take the vector of all parameters for the memory of the first layer, and what follows it for its biases."""
+    model, found = RECURRENT[name]().double(), []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        _, clients = problem(model, device)
+        [updates, _] = PlainEngine(model, clients, LOSS).train(requests_of(model, clients, terms=False))
+        found.append(updates.g.cpu())
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-9)
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def test_a_class_defined_again_replaces_the_first():
         ({"algorithms": [Closed]}, "algorithm 'Closed' needs 'pace'"),
         ({"algorithms": [Half(pace=torch.tensor(0.5))]}, "make Half a dataclass whose fields are numbers, lists and strings"),
         ({"algorithms": [type("mimic", (Plain,), {})]}, "another algorithm has the name 'mimic'"),
-        ({"experiment": "mimic"}, "compare takes settings first"),
+        ({"experiment": "mimic"}, "compare takes the settings first"),
     ],
 )
 def test_mistakes(arguments, words):

@@ -182,7 +182,7 @@ def test_runs_that_fill_the_lanes_advance():
     assert fitting(runs, None) == runs
     assert fitting(runs, 33) == runs  # all fit
     chosen = fitting(runs, 30)  # 33 clients would need two turns, the second for three of them
-    assert sum(int(run.active_per_round[0]) for run in chosen) == 30
+    assert sum(int(run.participation.active_per_round[0]) for run in chosen) == 30
     assert runs[2] not in chosen  # the one with the fewest rounds left can wait
     assert len(fitting([Waiting(20, 5)], 15)) == 1  # a run too large for one turn takes two
     assert len(fitting([Waiting(9, 5) for _ in range(5)], 15)) == 5  # 45 clients are three full turns: better than nine of fifteen

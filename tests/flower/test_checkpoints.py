@@ -41,11 +41,13 @@ def test_a_checkpoint_holds_only_the_rows_that_changed(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [mff.MimiC, mff.MIFA, mff.SCAFFOLD, mff.FedAvg])
-@pytest.mark.parametrize("every", [1, 4, "0.0001s"])
-def test_runs_resumed_from_segments_equal_uninterrupted_ones(tmp_path, kind, every):
+@pytest.mark.parametrize("kind", [mff.MimiC, mff.MIFA, mff.SCAFFOLD, mff.FedSteer, mff.FedAvg])
+@pytest.mark.parametrize(
+    ("every", "more"), [(1, {}), (4, {"server_optimizer": "yogi"}), ("0.0001s", {})], ids=["always", "optimizer", "by time"]
+)
+def test_runs_resumed_from_segments_equal_uninterrupted_ones(tmp_path, kind, every, more):
     toy = Toy(dim=50, metrics=lambda number: {"num-examples": 1, "steps": 1})
-    options = OPTIONS | SPARSE
+    options = OPTIONS | SPARSE | more
     whole = kind(**options)
     run(whole, toy, clients=8, rounds=30)
     for rounds in (5, 17, 30):
@@ -54,6 +56,8 @@ def test_runs_resumed_from_segments_equal_uninterrupted_ones(tmp_path, kind, eve
     assert torch.equal(resumed.form.w, whole.form.w)
     for name, value in vars(whole.form.server.state).items():
         assert torch.equal(values(getattr(resumed.form.server.state, name)), values(value))
+    for name, value in whole.form.server.moments.items():
+        assert torch.equal(resumed.form.server.moments[name], value)
 
 
 @pytest.mark.slow
@@ -88,6 +92,20 @@ def test_a_run_killed_between_checkpoints_repeats_the_rounds_after_the_last(tmp_
     run(resumed, Toy(dim=50), clients=8, rounds=12)
     assert len(resumed.rows) == 12
     assert torch.equal(resumed.form.w, whole.form.w)
+
+
+def test_checkpoints_every_so_many_seconds(tmp_path, monkeypatch):
+    """Each round takes ten seconds here, so that every third one is saved."""
+    now, saved = [0.0], []
+    monkeypatch.setattr("mimicfl.flower.loop.time.monotonic", lambda: now[0])
+
+    def watch(info):
+        saved.append(int(RunFolder(tmp_path).load("checkpoint")[1]["round"]))
+        now[0] += 10.0
+
+    run(mff.MimiC(folder=tmp_path, save_every="25s", callbacks=[watch], **OPTIONS), Toy(dim=50), clients=8, rounds=8)
+    assert saved == [0, 0, 0, 3, 3, 3, 6, 6]
+    assert RunFolder(tmp_path).load("checkpoint")[1]["round"] == "8"
 
 
 @pytest.mark.parametrize("moment", ["segment", "head"])

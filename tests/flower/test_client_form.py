@@ -1,14 +1,17 @@
 """MimiC with corrections at the clients, plain and under secure aggregation: equal to the server form when replies are lost."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from safetensors.torch import load_file
 
 import mimicfl.flower as mff
 from mimicfl.errors import UsageError
 from mimicfl.flower.client_state import ClientState
+from mimicfl.flower.secure_form import SecureRound
 from mimicfl.flower.wire import tensor
 from tests.flower.problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, schedule, simulated
 
@@ -343,6 +346,15 @@ def test_quantisation_error_is_at_most_one_level():
     [value] = parameters_to_ndarrays(recorddict_to_fitres(sent.content, True).parameters)
     [back] = dequantize(quantize([value], clip, levels), clip, levels)
     assert np.abs(back - g.astype(np.float64)).max() <= 2 * clip / levels * 1.001
+
+
+@pytest.mark.parametrize(("clients", "bits"), [(3, 28), (7, 28), (8, 27), (100, 24)])
+def test_secure_rounds_use_the_finest_levels_that_the_modulus_allows(clients, bits):
+    """The documentation gives the error for up to 7 clients: 2 clip / 2^28."""
+    loop = SimpleNamespace(round=SimpleNamespace(sent={}))
+    secure = SecureRound(mff.SecureForm(), loop, dict.fromkeys(range(clients), RecordDict()), 3)
+    assert secure.flow.quantization_range == 2**bits
+    assert clients * 2**bits < 2**32
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ Every kind of answer is tried in every form: updates of `client_app`, the client
 secure rounds, of which the server can check less; `test_client_form.py` spoils whole secure rounds, stage by stage.
 """
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -155,10 +156,11 @@ def test_hostile_answers_in_short(kind, tmp_path, undisturbed):
 
 
 def test_evaluation_leaves_out_clients_with_other_metrics():
-    """Other keys, no weight, a zero weight and an empty answer: the average is that of the others."""
+    """Other keys, no weight, a zero weight, an empty answer and numbers that are not finite: the average is that of the others."""
     from tests.flower.toy import Toy, run
 
     odd = {0: {"num-examples": 1, "other": 5.0}, 1: {"loss": 5.0}, 2: {"num-examples": 0, "loss": 5.0}, 3: {}}
+    odd |= {4: {"num-examples": 2, "loss": math.nan}, 5: {"num-examples": 2, "loss": math.inf}}
 
     def spoil(number, reply, message):
         if message.metadata.message_type == "evaluate":
@@ -166,7 +168,7 @@ def test_evaluation_leaves_out_clients_with_other_metrics():
             return Message(RecordDict({"metrics": MetricRecord(values)} if values else {}), reply_to=message)
         return reply
 
-    result = run(mff.FedAvg(wait_for=6), Toy(spoil=spoil), clients=6, rounds=1)
+    result = run(mff.FedAvg(wait_for=8), Toy(spoil=spoil), clients=8, rounds=1)
     assert dict(result.evaluate_metrics_clientapp[1]) == {"loss": 0.5}
 
 

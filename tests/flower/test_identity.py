@@ -69,6 +69,30 @@ def test_mimic_is_not_biased_when_both_node_ids_are_listed_for_a_while():
     assert sum(map(bool, strategy.form.clients)) == 3
 
 
+def test_a_node_that_is_reported_offline_is_not_selected_again(flower_log):
+    """Nodes are listed less often than replies are polled: Flower's error reply is newer than the list."""
+    toy, dead = Toy(hello=False), []
+
+    def dies(number, reply, message):
+        if number == 0 and not dead and message.content["config"]["server-round"] == 3:
+            dead.append(message.metadata.dst_node_id)
+            federation.join({"partition-id": 0, "num-partitions": 3})
+            federation.leave(dead[0])
+        return None if message.metadata.dst_node_id in dead else reply
+
+    toy.spoil = dies
+    federation = mff.Federation(toy, 3)
+    federation.clock.poll = 1.0  # the list of nodes is up to 5 s old, in simulated time
+    strategy = mff.MimiC(wait_for=3, **OPTIONS)
+    with federation.running() as grid:
+        strategy.start(grid, toy.initial(), 6, 1000.0)
+    client = f"node-{dead[0]}"
+    assert strategy.rows[2]["failed"] == {client: "its node is offline"}
+    assert all(client not in row["sent"] for row in strategy.rows[3:])
+    assert strategy.rows[-1]["active"] == 3
+    assert flower_log.count("its correction passes to") == 1
+
+
 @pytest.mark.parametrize("kind", [mff.MIFA, mff.FedVARP])
 def test_with_num_clients_a_returning_node_takes_over_its_row(kind):
     toy = Toy(hello=False)

@@ -93,6 +93,34 @@ def test_calls_arrays_metrics_and_log_equal_those_of_flowers_fedavg(case, flower
     assert shape == [re.sub(r"[-\d.]+(e[-+]\d+)?", "#", line) for line in their_lines]
 
 
+SAMPLES = {
+    "by position": ((0.25, 0.25, 3, 1, 4), {}, (3, 1)),
+    "default minimum": ((), {"fraction_train": 0.0001, "fraction_evaluate": 0.0001}, (2, 2)),
+    "rounded down": ((), {"fraction_train": 0.99, "fraction_evaluate": 0.76}, (3, 3)),
+}
+
+
+@pytest.mark.parametrize("case", SAMPLES)
+def test_as_many_clients_are_sampled_as_by_flower(case, flower_log):
+    values, named, expected = SAMPLES[case]
+    for kind in (FedAvg, mff.FedAvg):
+        toy = Recorded()
+        started(kind(*values, **named), toy, flower_log)
+        asked = [(sent, dict(config)["server-round"]) for sent, _, config in toy.calls]
+        for t in (1, 2, 3):
+            assert (asked.count(("train", t)), asked.count(("evaluate", t))) == expected, kind
+
+
+def test_the_first_round_waits_for_as_many_clients_as_under_flower(flower_log):
+    """Two by default: a client that is alone waits for a second one, which joins later."""
+    strategy, toy = mff.FedAvg(fraction_evaluate=0.0), Recorded()
+    federation = mff.Federation(toy, 1)
+    federation.clock.after(100.0, lambda: federation.join({"partition-id": 1, "num-partitions": 2}))
+    with federation.running() as grid:
+        strategy.start(grid, toy.initial(), 1, 20.0)
+    assert [row["answered"] for row in strategy.rows] == [["0", "1"]]
+
+
 def subclass(base, seen):
     """A strategy as apps write it: every hook overridden."""
 

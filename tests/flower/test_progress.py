@@ -1,6 +1,9 @@
 """Runs that learn nothing fail, with the reasons: rounds in a row, the whole run, in Flower's own loop, and after a restart."""
 
+from functools import partial
+
 import pytest
+import torch
 from flwr.serverapp.strategy import Strategy
 
 import mimicfl.flower as mff
@@ -8,6 +11,7 @@ from mimicfl import algorithms
 from mimicfl.errors import UsageError
 from mimicfl.flower.progress import NothingLearned
 from tests.flower.attacks import ATTACKS
+from tests.flower.problems import app, model_arrays, problem
 from tests.flower.toy import Toy, run
 
 OPTIONS = {"fraction_evaluate": 0.0, "lr": 0.3, "wait_for": 3}
@@ -48,6 +52,33 @@ def test_a_run_that_failed_continues_once_the_cause_is_removed(tmp_path):
     strategy = mff.MimiC(folder=tmp_path, **OPTIONS)
     run(strategy, failing(()), rounds=6)
     assert [row["active"] for row in strategy.rows] == [3, 0, 0, 0, 3, 3]
+
+
+@pytest.mark.parametrize("form", ["server", "client", "secure"])
+def test_rounds_below_min_counted_leave_the_model_unchanged(tmp_path, form):
+    """Four of five clients reply in the last two rounds, one fewer than required."""
+    honest = app(state=tmp_path)
+
+    def client(node, message, context):
+        group = message.metadata.group_id
+        return None if context.node_config["partition-id"] == 1 and group in ("2", "3") else honest(message, context)
+
+    forms = {"client": mff.ClientForm, "secure": partial(mff.SecureForm, threshold=0.51, clip=64.0)}
+    more = {"form": forms[form]()} if form in forms else {}
+    options = {"fraction_evaluate": 0.0, "lr": 0.05, "wait_for": 5, "min_counted": 5, "failed_rounds": 2}
+    strategy, models = mff.MimiC(**options, **more), []
+    federation = mff.Federation(client, 5)
+    with federation.running() as grid, pytest.raises(NothingLearned, match=r"fewer than 5 update.*2 rounds in a row"):
+        strategy.start(grid, model_arrays(problem()[2])[0], 4, 20.0, evaluate_fn=lambda t, arrays: models.append(load(arrays)))
+    assert [row["active"] for row in strategy.rows] == [5, 0, 0]
+    assert all(row["failed"].keys() == set(row["sent"]) for row in strategy.rows[1:])  # every client has a reason
+    assert not torch.equal(models[0], models[1])
+    assert torch.equal(models[1], models[2])
+    assert torch.equal(models[2], models[3])
+
+
+def load(arrays):
+    return torch.cat([torch.from_numpy(array.numpy().copy()).flatten() for array in arrays.values()])
 
 
 def in_flowers_loop(strategy, toy, rounds):

@@ -120,6 +120,8 @@ def test_one_changed_line_on_real_processes(network, tmp_path):
         (gate / "hold-1").unlink()
         network.supernode(1, N)
         wait_until(lambda: (tmp_path / "final.pt").exists(), "the run to finish")
+        # Flower uploads what a ServerApp logs a little later.
+        wait_until(lambda: network.run_log().count("its correction passes to") == 1, "the line about the correction in `flwr log`")
     except BaseException:  # including the timeout of the test
         print(network.logs())
         raise

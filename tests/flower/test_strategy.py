@@ -53,11 +53,12 @@ def test_results_equal_the_simulator_in_flowers_own_loop(name):
     torch.testing.assert_close(flat(result.arrays), simulated(name, [[1] * N] * 3).params, atol=3e-6, rtol=0)  # from weights
 
 
-@pytest.mark.parametrize("optimizer", ["momentum:0.5", "adam:lr=0.05"])
-def test_server_optimizers_equal_the_simulator(optimizer):
+@pytest.mark.parametrize("name", ["mimic", "fedsteer", "mifa"])
+@pytest.mark.parametrize("optimizer", ["momentum:0.5", "adam:lr=0.05", "yogi:lr=0.05", "adagrad"])
+def test_server_optimizers_equal_the_simulator(name, optimizer):
     available = schedule()
-    result, _ = federate(mff.MimiC(server_optimizer=optimizer, availability=pattern(available), **OPTIONS))
-    assert torch.equal(flat(result.arrays), simulated("mimic", available, server_optimizer=optimizer).params)
+    result, _ = federate(ALL[name](server_optimizer=optimizer, availability=pattern(available), **OPTIONS))
+    assert torch.equal(flat(result.arrays), simulated(name, available, server_optimizer=optimizer).params)
 
 
 @pytest.mark.slow

@@ -82,6 +82,43 @@ def test_a_client_that_answers_after_all_gets_its_id_back_and_it_is_logged_once(
     assert [row["answered"] for row in strategy.rows] == [ALL] * 3 + [["1", "2"]] + [ALL] * 4
 
 
+class DiesIdle(Toy):
+    """The node of client 0 dies after its reply of round 2. Flower still lists it when the client is back on a new node."""
+
+    dead = None
+
+    def watch(self, federation):
+        self.federation = federation
+
+    def __call__(self, node, message, context):
+        number, kind = context.node_config["partition-id"], message.metadata.message_type
+        if (number, kind) == (2, "train") and message.content["config"]["server-round"] == 3:
+            self.dead = node_of(self.federation, 0)
+            self.federation.join({"partition-id": 0, "num-partitions": 3})
+        return None if node == self.dead else super().__call__(node, message, context)
+
+
+def test_a_client_that_was_idle_when_it_died_misses_no_round(flower_log):
+    """Its old node is asked and does not answer, so that it gets no further request and no round waits for it."""
+    toy = DiesIdle()
+    run(strategy := mff.MimiC(**OPTIONS), toy, rounds=5, timeout=TIMEOUT, events={0: toy.watch})
+    assert [row["answered"] for row in strategy.rows] == [ALL] * 5
+    assert flower_log.count("client 0 reconnected") == 1
+    assert toy.federation.clock.now() < TIMEOUT
+
+
+def test_two_nodes_that_report_the_id_of_a_client_do_not_displace_it(flower_log):
+    toy = Claimed()
+
+    def join(federation):
+        toy.join(federation)
+        federation.join({"partition-id": 0, "num-partitions": 3})
+
+    run(strategy := mff.MimiC(**OPTIONS), toy, rounds=5, timeout=TIMEOUT, events={2: join})
+    assert flower_log.count("client 0 reconnected") == 0
+    assert [row["answered"] for row in strategy.rows] == [ALL] * 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["setup", "share_keys", "collect_masked_vectors", "unmask"])
 def test_a_secure_round_does_not_wait_for_a_client_that_restarted(tmp_path, stage):

@@ -9,7 +9,7 @@ from mimicfl import algorithms
 from mimicfl.clients.lr import schedule
 from mimicfl.errors import UsageError
 from mimicfl.paper.studies import STUDIES, find
-from mimicfl.paper.study import BASE, scaled
+from mimicfl.paper.study import BASE, shortened
 from mimicfl.settings import SETTINGS, Experiment
 
 ALL_RUNS = [(study, column, algorithm) for study in STUDIES.values() for column in study.columns for algorithm in study.algorithms]
@@ -62,15 +62,15 @@ def test_studies_share_identical_runs():
 
 def test_scaled_runs_are_shorter_and_decay_to_the_same_rate():
     e = STUDIES["table-4-fmnist"].experiment("10%", "mimic", 0)
-    small = scaled(e, 0.1)
+    small = shortened(e, 0.1)
     assert (small.uploads, small.epochs, small.eval_every) == (20, 1, 1)
     assert schedule(small.lr)(20, 3) == pytest.approx(max(schedule(e.lr)(200, 3), 1e-5), rel=1e-3)
     assert schedule(small.lr)(10, 3) == pytest.approx(schedule(e.lr)(100, 3), rel=1e-3)
     assert small.id != e.id
-    assert scaled(e, 1.0) is e
+    assert shortened(e, 1.0) is e
     for wrong in (0.0, -1.0, 1.5, math.nan):
         with pytest.raises(UsageError, match="--scale"):
-            scaled(e, wrong)
+            shortened(e, wrong)
 
 
 def test_find_studies_by_name():

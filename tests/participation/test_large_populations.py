@@ -9,7 +9,7 @@ import mimicfl as mf
 from mimicfl import participation as av
 from mimicfl.engines.stacked.jobs import Needs
 from mimicfl.participation import asynchronous, run_schedule
-from mimicfl.participation.selection import Candidates, chosen, weighted
+from mimicfl.participation.selection import Candidates, by_samples, chosen
 from mimicfl.participation.stages import Stages
 from mimicfl.participation.traces.intervals import Trace
 from mimicfl.participation.traces.pattern import sampled
@@ -37,7 +37,7 @@ def test_selection_by_samples_takes_the_first_arrivals_in_order(k):
     sizes = np.random.default_rng(1).integers(1, 4, 80)
     given = Candidates(5, np.arange(0, 80, 2), sizes, 0, lambda _: np.empty(0))
     arrival = given.rng.exponential(size=len(given.available)) / sizes[given.available]
-    assert weighted(given, k).tolist() == given.available[np.argsort(arrival, kind="stable")[:k]].tolist()
+    assert by_samples(given, k).tolist() == given.available[np.argsort(arrival, kind="stable")[:k]].tolist()
 
 
 @pytest.mark.parametrize("wrong", [0, 5, 99])

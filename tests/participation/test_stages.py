@@ -115,6 +115,12 @@ def test_distributions_follow_their_definitions():
     assert (slow < 3 / 4).mean() == pytest.approx(4**-1.5, abs=0.01)
 
 
+@pytest.mark.parametrize("spec", ["0", "-3", "nan", "inf"])
+def test_a_speed_that_is_no_speed_is_named(spec):
+    with pytest.raises(mf.UsageError, match="speed must be"):
+        distributions.make("speed", spec)
+
+
 def test_speeds_from_a_file(tmp_path):
     (tmp_path / "speeds.csv").write_text("# samples per second\n10\n20\n30\n")
     made = distributions.make("speed", f"file:{tmp_path / 'speeds.csv'}")

@@ -224,7 +224,7 @@ def test_bad_json_is_refused(tmp_path, text, words):
     [
         ([], "per device"),
         ({1: {"active": [1]}}, "lists of numbers"),
-        ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "belong together"),
+        ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "as many of both"),
     ],
 )
 def test_bad_fedscale_traces_are_refused(tmp_path, data, words):
@@ -242,8 +242,8 @@ def test_bad_fedscale_traces_are_refused(tmp_path, data, words):
         (",wrap=yes", "true or false"),
         (",never=hide", "unknown"),
         (",offset=-1", "at least 0"),
-        (",devices=random", "unknown"),
-        (",devices=[]", "device names"),
+        (",devices=random", "seeded, order"),
+        (",devices=[]", "list of names"),
         (',devices=["a"]', "1 devices for 4 clients"),
         (',devices=["a","b","c","z"]', "no device 'z'"),
         (",rule=sleeping", "unknown"),
@@ -255,7 +255,7 @@ def test_bad_options_are_refused(small, options, words):
 
 
 def test_missing_files_are_refused():
-    with pytest.raises(mf.UsageError, match="say which trace"):
+    with pytest.raises(mf.UsageError, match="name a trace"):
         av.make("trace")
     with pytest.raises(mf.UsageError, match="cannot read"):
         av.schedule("trace:nowhere.csv", 5, 4)
@@ -339,3 +339,12 @@ def test_sentences_describe_the_small_trace(small):
     text = "\n".join(sentences(av.read_trace(small)))
     assert "3 devices, 4 intervals" in text
     assert "20.0 %" in text
+
+
+def test_hours_that_a_trace_does_not_cover_do_not_count(tmp_path):
+    """The device is available half of the first 30 hours, so half of every hour, although six of them occur twice."""
+    start = 1800.0 * np.arange(0, 60, 2)
+    trace = av.Trace.of(["a"], np.zeros(30, dtype=int), start, start + 1800, np.array([30 * 3600.0]), "test")
+    assert by_hour(trace).tolist() == pytest.approx([0.5] * 24)
+    short = av.Trace.of(["a"], np.zeros(1, dtype=int), np.array([0.0]), np.array([900.0]), np.array([1800.0]), "test")
+    assert by_hour(short).tolist() == pytest.approx([0.5] + [0.0] * 23)

@@ -21,9 +21,9 @@ class TestMistakes:
             ({"availability": 3}, "must be a pattern"),
             ({"rounds": 0}, "rounds must be a whole number of at least 1"),
             ({"rounds": 2.5}, "rounds"),
-            ({"rounds": None}, "say how long"),
+            ({"rounds": None}, "how long to train"),
             ({"uploads": 0}, "uploads"),
-            ({"algorithm": "scaffold:uploads=2", "uploads": 1}, "does not pay"),
+            ({"algorithm": "scaffold:uploads=2", "uploads": 1}, "uploads of one round"),
             ({"update": "median"}, "update"),
             ({"weighting": "size"}, "weighting"),
             ({"device": "cuda:9"}, "device"),
@@ -46,7 +46,7 @@ class TestMistakes:
             ({"loss": "mse"}, "the loss does not fit"),
             ({"local": mf.LocalSGD(lr=lambda t: "fast")}, "must return a number"),
             ({"local": mf.LocalSGD(lr=lambda t: -1.0)}, "learning rate of round 0"),
-            ({"model": nn.Linear(64, 10)}, "cannot take samples of shape"),
+            ({"model": nn.Linear(64, 10)}, "does not accept samples of shape"),
             ({"model": nn.Flatten()}, "no trainable parameters"),
             ({"model": mf.models.MLP(64, 8)}, "8 outputs, the data has 10 classes"),
             ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, 10).double())}, "mixes parameter types"),
@@ -59,7 +59,7 @@ class TestMistakes:
 
     @pytest.mark.slow
     def test_a_schedule_without_participants_is_refused(self, quadratic):
-        with pytest.raises(mf.UsageError, match="out of reach"):
+        with pytest.raises(mf.UsageError, match="cannot be reached"):
             mf.simulate(**quadratic, availability="static:0", uploads=5)
 
     def test_divergence_stops_with_round_and_client(self, quadratic):
@@ -110,7 +110,7 @@ def test_custom_algorithms_are_checked(digits):
     [
         ({"local": mf.LocalSGD(lr=lambda t: 0.1 * (1 - t / 4))}, "the learning rate of round 4 must be more than 0"),
         ({"global_lr": lambda t: 0.1 * (1 - t / 4)}, "the learning rate of round 4 must be more than 0"),
-        ({"loss": torch.nn.CrossEntropyLoss(reduction="none")}, "must give one number: the mean over the batch"),
+        ({"loss": torch.nn.CrossEntropyLoss(reduction="none")}, "must return one number: the mean over the batch"),
         ({"global_lr": torch.optim.lr_scheduler.CosineAnnealingLR}, "a function of the round, got <class"),
     ],
 )

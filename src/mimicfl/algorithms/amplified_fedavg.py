@@ -1,7 +1,7 @@
 """Amplified FedAvg: after every period of rounds, the progress of the period is multiplied (Wang and Ji, 2022).
 
-A period long enough for every client to participate makes the sum of its steps nearly unbiased; small steps keep the model in place
-meanwhile, and amplification makes up for them.
+A period long enough for every client to participate makes the sum of its steps nearly unbiased; small steps keep the model nearly in place
+during the period, and amplification compensates for them.
 """
 
 from dataclasses import dataclass

@@ -42,7 +42,7 @@ class Step:
     t: int
     eta: float  # eta_t, the global rate
     eta_L: float  # the local rate the clients used
-    K: Tensor  # [m] local steps each client took; under local momentum how many gradients' worth they are
+    K: Tensor  # [m] local steps each client took; with local momentum, the equivalent number of gradients
     weights: Tensor  # [m] weights among the active clients, sum 1: 1/|S_t|, or by samples
     share: Tensor  # [m] weights among all N clients: 1/N each, or by samples
     update: str = "sum"  # g_i is the sum of the K local gradients, or their mean
@@ -74,7 +74,7 @@ class Algorithm(Generic[S]):
     needs_population       it uses the number of clients N, so a deployment must know it. False: clients may join at any time,
                            and everything kept per client must be in `memory`
     sends_g                False: it uses only what `Task.send` asks for, and clients need not send g
-    has_direction          it moves the model by w - eta v; False: it places the model otherwise, and no server optimizer can follow
+    has_direction          it moves the model by w - eta v; False: it sets the model differently, and server optimizers do not apply
     needs_steps            it uses K, the number of local steps, so every client must report it
     mean_suffices          `aggregate` uses g only in `step.mean(g)`, so that machines that train clients may send the mean over their
                            clients instead of a row per client. Not inherited: a subclass may use more
@@ -150,7 +150,7 @@ register, spell = ALGORITHMS.register, ALGORITHMS.spell
 
 
 def make(spec: "str | Algorithm[Any]") -> Algorithm[Any]:
-    """An algorithm from its name (`mimic`, `fedprox:mu=0.1`), or the object as it is."""
+    """An algorithm from its name (`mimic`, `fedprox:mu=0.1`), or the object unchanged."""
     if isinstance(spec, str):
         return ALGORITHMS.make(spec)
     if isinstance(spec, type) or not is_algorithm(spec):
@@ -174,7 +174,7 @@ def pack(state: State) -> dict[str, Tensor]:
 
 
 def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
-    """Put saved tensors back into a state made by `init`; what does not fit is refused, with `where` it was found."""
+    """Restore saved tensors into a state made by `init`; a mismatch is refused with a message that names `where`."""
     for each in fields(state):
         now = getattr(state, each.name)
         wanted = now.tensors() if isinstance(now, ClientMemory) else {"": now}

@@ -1,6 +1,6 @@
 """`ClientMemory`: one vector per client, [N, d], allocated only for clients that have participated.
 
-A round touches the rows of its active clients and no others, so its cost does not depend on the population. The rows live on
+A round accesses only the rows of its active clients, so its cost does not depend on the population. The rows live on
 the model's device as long as they fit the budget there, then in host memory, then in a memory-mapped file.
 """
 
@@ -27,7 +27,7 @@ FIRST = 16  # rows allocated first; the number doubles whenever they are used up
 class Budget:
     """Bytes of per-client state on the device and in host memory; the rest is kept in a file in `folder`."""
 
-    device: int | None = None  # None: half of what is free
+    device: int | None = None  # None: half of the free memory
     host: int | None = None
     folder: Path | None = None  # None: the system's folder for temporary files
 
@@ -148,7 +148,7 @@ class ClientMemory:
 
 
 def _mapped(folder: Path | None, rows: int, d: int, dtype: torch.dtype) -> Tensor:
-    """A tensor in a file that has no name any more: however the process ends, nothing is left behind."""
+    """A tensor in an unlinked file: however the process ends, nothing is left behind."""
     where = Path(folder or tempfile.gettempdir())
     with explained(where / "(state of the clients)"), tempfile.TemporaryFile(dir=where, prefix=".rows-") as file:
         # Allocate now: writing to a hole of a sparse file on a full disk would kill the process.
@@ -159,7 +159,7 @@ def _mapped(folder: Path | None, rows: int, d: int, dtype: torch.dtype) -> Tenso
 
 
 def free_memory() -> int:
-    """Bytes of host memory that could be had now."""
+    """Bytes of host memory that are available now."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):

@@ -23,9 +23,9 @@ class FedAweState(State):
 class FedAWE(Algorithm[FedAweState]):
     """x_i+ = x_i - eta_t (t - last_i) g_i for i in S_t, with g_i trained from x_i; then x_i = w_{t+1} = mean over S_t of x_i+ for i in S_t.
 
-    The factor t - last_i repeats a client's update for every round that it missed; clients keep the model of their last round, so models
-    spread like gossip. `clip` bounds the norm of the mean repeated update (the authors' script: 0.5; 0: no bound). `evaluate="mean"`
-    evaluates the mean of all clients' models, as the script does for this method only; `"last"` the model last sent.
+    The factor t - last_i multiplies a client's update by the rounds since it last participated; clients keep the model of their last round,
+    so models spread like gossip. `clip` bounds the norm of the mean multiplied update (the authors' script: 0.5; 0: no bound).
+    `evaluate="mean"` evaluates the mean of all clients' models, as the script does for this method only; `"last"` the model last sent.
     """
 
     clip: float = 0.0
@@ -46,7 +46,7 @@ class FedAWE(Algorithm[FedAweState]):
 
     def aggregate(self, state: FedAweState, active: Tensor, g: Tensor, step: Step) -> None:
         missed = (step.t - state.last[active]).to(g.dtype)
-        change = step.eta * ((step.weights * missed) @ g)  # eta_g times the mean repeated update
+        change = step.eta * ((step.weights * missed) @ g)  # eta_g times the mean multiplied update
         if self.clip:
             bound = self.clip * step.eta / step.eta_L  # the script clips before it multiplies by eta_g = eta_t / eta_L
             change = change * min(1.0, bound / max(float(change.norm()), 1e-30))

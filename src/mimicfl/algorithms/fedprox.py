@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model (Li et al., 2020)."""
+"""FedProx: FedAvg whose local models are kept close to the global model (Li et al., 2020)."""
 
 from dataclasses import dataclass
 

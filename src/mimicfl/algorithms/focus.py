@@ -19,8 +19,9 @@ class FocusState(State):
 class FOCUS(Algorithm[FocusState]):
     """Local steps follow grad f_i(w) - m_i; then y <- y + sum over S_t of (m_i+ - m_i) and w_{t+1} = w_t - eta_t y.
 
-    m_i+ is the gradient of the last local step. y becomes the sum of all clients' gradients, whoever participates. A client keeps m_i and
-    sends m_i+ - m_i, and the server needs only the sum. As published, y is a sum over the clients, not a mean: the rate must suit that.
+    m_i+ is the gradient of the last local step. y becomes the sum of all clients' gradients, whichever clients participate. A client keeps
+    m_i and sends m_i+ - m_i, and the server needs only the sum. As published, y is a sum over the clients, not a mean: the rate must suit
+    that.
     """
 
     color = "#661100"

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from ..errors import Diverged, UsageError
 from .base import Algorithm, Step, Task, checked_task, declared, pack, trait, unpack
-from .client_memory import ClientMemory
+from .client_memory import Budget, ClientMemory
 from .server_optimizers import Moments, ServerOptimizer
 
 Rate = Callable[[int, int], float]  # of the round and the number of active clients
@@ -85,8 +86,8 @@ class Server:
     """An algorithm, its state, the model's buffers, the rates and the server optimizer of one run.
 
     share          [N] the clients' weights among all clients, sum 1
-    steps_to_K     how many gradients' worth a number of local steps is (more than one each with local momentum)
-    optimizer      how the model follows the change that the algorithm proposes; None: it takes it as it is
+    steps_to_K     the equivalent number of gradients for a number of local steps (more than one per step with local momentum)
+    optimizer      how the change that the algorithm proposes is applied; None: unchanged
     warm_start     all clients participate in round 0, whether they are available or not
     """
 
@@ -109,7 +110,7 @@ class Server:
             raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
         self.send: tuple[str, ...] | None = None  # the names that the first task asked for
-        self.participation_rates: Rates | None = None  # set by whoever knows when clients participate
+        self.participation_rates: Rates | None = None  # set by the run, which knows when clients participate
         with _named(algorithm, "init", 0):
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
@@ -190,6 +191,12 @@ class Server:
         found = torch.from_numpy(self.participation_rates(active)).to(self.w.device)
         return torch.ones_like(found) if forced else found  # a forced client participates with probability 1
 
+    def limit_memory(self, budget: Budget | None = None, folder: Path | None = None) -> None:
+        """How much memory per-client state may take, and the folder for what does not fit."""
+        for value in vars(self.state).values():
+            if isinstance(value, ClientMemory):
+                value.budget = budget or dataclasses.replace(value.budget, folder=folder)
+
     def grow(self, num_clients: int, share: Tensor) -> None:
         """Extend the state to more clients: per-client memory gets new rows, other tensors are unchanged."""
         grown = self.algorithm.init(self.w, num_clients)
@@ -224,7 +231,7 @@ def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Te
     merged = {}
     for name, rows in stacked.items():
         if bool((rows == rows[0]).all()):
-            merged[name] = rows[0]  # constants stay what they are, to the bit
+            merged[name] = rows[0]  # constants stay bit-equal
         elif rows.is_floating_point():
             merged[name] = torch.einsum("m,m...->...", weights.to(rows.dtype), rows)
         else:

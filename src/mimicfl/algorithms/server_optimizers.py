@@ -1,4 +1,4 @@
-"""Server optimizers: how the global model follows the change that an algorithm proposes (FedOpt, Reddi et al., 2021).
+"""Server optimizers: how the server applies the change that an algorithm proposes (FedOpt, Reddi et al., 2021).
 
 Any algorithm proposes w_t -> w_t - delta_t, with delta_t = eta_t v_t; the optimizer turns delta_t into the step that is taken. Momentum
 averages over rounds; Adam, Yogi and Adagrad also scale every coordinate by its usual size. The algorithm's own memory is not affected.
@@ -37,7 +37,7 @@ register = SERVER_OPTIMIZERS.register
 
 
 def make(spec: Any) -> ServerOptimizer | None:
-    """A server optimizer from its spec (`momentum:0.9`), or the object as it is; None or "none": the model takes the proposed step."""
+    """A server optimizer from its spec (`momentum:0.9`), or the object unchanged; None or "none": the model takes the proposed step."""
     if spec is None or (isinstance(spec, str) and spec == "none"):
         return None
     found = SERVER_OPTIMIZERS.make(spec) if isinstance(spec, str) else spec

@@ -9,9 +9,9 @@ from typing import Any
 
 from ..significance import LEVEL, Paired, Ranking, friedman, holm, sign_flips
 from .grid import Config
-from .progress import State, state_of
+from .progress import CellProgress, progress_of
 from .records import Results, changes, plans, read_cell
-from .suite import ORACLES, Cell, Part, Pattern
+from .suite import ORACLES, Cell, Part, PatternCase
 
 BySeed = dict[int, float]
 
@@ -30,7 +30,7 @@ class Entry:
     """One algorithm under one pattern."""
 
     algorithm: str
-    state: State
+    state: CellProgress
     runs: list[dict[str, Any]]  # of the chosen configuration, one per seed
     chance: float = 0.1  # what a diverged run scores
 
@@ -61,7 +61,7 @@ class Table:
     """All algorithms under one pattern."""
 
     part: Part
-    pattern: Pattern
+    pattern: PatternCase
     entries: dict[str, Entry]
     tests: dict[tuple[str, str], Tested]  # by (better, worse) mean
 
@@ -94,7 +94,7 @@ def analyse(part: Part, records: Path) -> list[Table]:
     entries: dict[tuple[str, str], Entry] = {}
     for cell in part.cells():
         results = read_cell(records, cell)
-        state = state_of(cell, results)
+        state = progress_of(cell, results)
         entries[cell.pattern.name, cell.grid.algorithm] = Entry(
             cell.grid.algorithm, state, _final(cell, state.chosen, results), part.chance
         )
@@ -105,13 +105,13 @@ def _final(cell: Cell, chosen: Config | None, results: Results) -> list[dict[str
     return [results[key] for key in cell.final(chosen) if key in results] if chosen else []
 
 
-def _table(part: Part, pattern: Pattern, entries: dict[str, Entry]) -> Table:
+def _table(part: Part, pattern: PatternCase, entries: dict[str, Entry]) -> Table:
     bare = Table(part, pattern, entries, {})
     pairs = list(itertools.combinations(bare.candidates, 2))
-    return Table(part, pattern, entries, compare({name: entries[name].by_seed() for name in bare.candidates}, pairs))
+    return Table(part, pattern, entries, tested_pairs({name: entries[name].by_seed() for name in bare.candidates}, pairs))
 
 
-def compare(values: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
+def tested_pairs(values: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
     """Test these pairs over the seeds that both have; Holm over all of them, so that naming the best one afterwards is allowed."""
     differences = {(a, b): [values[a][seed] - values[b][seed] for seed in values[a] if seed in values[b]] for a, b in pairs}
     tests = {pair: Paired.of(each) for pair, each in differences.items()}

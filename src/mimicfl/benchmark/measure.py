@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..metrics.curves import area, first_at_least, swing, tail_mean
+from ..metrics.curves import area, first_to_reach, swing, tail_mean
 from ..metrics.history import History
 from ..metrics.recorder import Row
 
@@ -25,7 +25,7 @@ def measure(run: History, target: float) -> Result:
     found: Result = {"tail": tail_mean(run.rows), "area": area(run.rows), "swing": swing(run.rows)}
     tested = classes[~np.isnan(classes)]
     found |= {"rare": rare_accuracy(run, classes), "worst_class": float(tested.min()) if len(tested) else None}
-    reached = first_at_least(run.rows, target) or {}
+    reached = first_to_reach(run.rows, target) or {}
     found |= {f"{key}_to_target": reached.get(key) for key in COSTS}
     found |= {key: run.rows[-1][key] for key in ("uploads", "bytes_up")}
     curve = [row["test_accuracy"] for row in run.rows if row.get("test_accuracy") is not None]

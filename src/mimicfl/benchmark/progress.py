@@ -10,7 +10,7 @@ from .suite import Cell
 
 
 @dataclass(frozen=True)
-class State:
+class CellProgress:
     """The progress of a cell."""
 
     configs: list[Config]  # tried or to be tried
@@ -27,7 +27,7 @@ def score(cell: Cell, config: Config, results: Results) -> float:
     return statistics.fmean(0.0 if "diverged" in results[key] else float(results[key]["tail"]) for key in cell.tuning(config))
 
 
-def state_of(cell: Cell, results: Results) -> State:
+def progress_of(cell: Cell, results: Results) -> CellProgress:
     """Follow the protocol through the recorded runs. The same records always lead to the same next runs."""
     configs = cell.grid.configs()
     first = len(configs)
@@ -35,7 +35,7 @@ def state_of(cell: Cell, results: Results) -> State:
         tuning = {key: e for config in configs for key, e in cell.tuning(config).items()}
         if missing := [e for key, e in tuning.items() if key not in results]:
             total = len(tuning) + cell.part.seeds
-            return State(configs, len(configs) - first, None, missing, "tuning", len(tuning) - len(missing), total)
+            return CellProgress(configs, len(configs) - first, None, missing, "tuning", len(tuning) - len(missing), total)
         best = configs[best_of({k: score(cell, config, results) for k, config in enumerate(configs)})]
         more = cell.grid.beyond(best, configs) if extension < EXTENSIONS else []
         if not more:
@@ -44,4 +44,4 @@ def state_of(cell: Cell, results: Results) -> State:
     final = cell.final(best)
     missing = [e for key, e in final.items() if key not in results]
     done = len(tuning) + len(final) - len(missing)
-    return State(configs, len(configs) - first, best, missing, "final" if missing else "complete", done, len(tuning) + len(final))
+    return CellProgress(configs, len(configs) - first, best, missing, "final" if missing else "complete", done, len(tuning) + len(final))

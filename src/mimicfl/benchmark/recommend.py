@@ -1,4 +1,4 @@
-"""Which algorithm for which clients: find the benchmarked pattern that resembles a schedule most, and read off its result.
+"""Recommend an algorithm: find the benchmarked pattern that is most similar to a schedule, and report its result.
 
 The findings come with the package, so that an installed mimicfl can answer without the records.
 """
@@ -17,17 +17,17 @@ from ..errors import UsageError
 from ..experiments.build import load_data
 from ..files import write_text
 from ..settings import Experiment
-from .suite import Part, Pattern
+from .suite import Part, PatternCase
 
 SHIPPED = Path(__file__).with_name("findings.json")  # written by docs/make.py from records/benchmark
 ROUNDS, SEEDS = 400, (0, 1, 2)
 WORDS = {
     "rate": "mean participation",
-    "spread": "how much clients differ",
+    "spread": "how much participation differs between clients",
     "labels": "how far participation depends on labels",
-    "persistence": "how long clients stay",
-    "together": "how strongly all clients come and go together",
-    "groups": "how strongly groups of clients depend on each other",
+    "persistence": "how long clients stay available",
+    "together": "how strongly the availability of all clients is synchronised",
+    "groups": "how strongly groups of clients are correlated",
 }
 
 
@@ -109,7 +109,7 @@ class Advice:
     differs: list[str]  # features in which the schedules differ most, in words
 
 
-def pattern_profile(part: Part, pattern: Pattern) -> Profile:
+def pattern_profile(part: Part, pattern: PatternCase) -> Profile:
     return profile(Experiment(**part.settings | {"availability": pattern.availability}).resolved())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import explained, write_text
 from .measure import Result
-from .suite import Cell, Part, digest
+from .suite import Cell, Part, hash_of
 
 FORMAT, PLAN_FORMAT = "mimicfl-benchmark-1", "mimicfl-benchmark-plan-1"
 Results = dict[str, Result]  # by the id of the experiment
@@ -68,7 +68,7 @@ def plans(folder: Path, part: Part) -> list[dict[str, Any]]:
         return []
     versions = _load(file, PLAN_FORMAT)["versions"]
     for version in versions:
-        if version["hash"] != digest(version["plan"]):
+        if version["hash"] != hash_of(version["plan"]):
             raise UsageError(f"{file} was edited: the plan of {version['written']} no longer has its hash; restore it")
     return list(versions)
 
@@ -76,15 +76,15 @@ def plans(folder: Path, part: Part) -> list[dict[str, Any]]:
 def register(folder: Path, part: Part, amend: str | None = None) -> str:
     """Write the plan before the first run and return its hash. A plan that has changed since is refused unless amended with a reason."""
     plan, versions = part.plan(), plans(folder, part)
-    if not versions or versions[-1]["hash"] != digest(plan):
+    if not versions or versions[-1]["hash"] != hash_of(plan):
         if versions and not amend:
             changed = ", ".join(changes(versions[-1]["plan"], plan))
             raise UsageError(
                 f"the suite differs from its plan in {folder / part.name / 'plan.json'} ({changed}); "
-                "give --amend 'REASON' to record the change beside the plan"
+                "give --amend 'REASON' to record the change next to the plan"
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        versions.append({"hash": digest(plan), "written": now, "reason": amend or "first plan", "plan": plan})
+        versions.append({"hash": hash_of(plan), "written": now, "reason": amend or "first plan", "plan": plan})
         file = folder / part.name / "plan.json"
         with explained(file.parent):
             file.parent.mkdir(parents=True, exist_ok=True)

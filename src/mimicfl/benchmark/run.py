@@ -1,4 +1,4 @@
-"""Run the missing experiments of a part in batches, and record each batch. SIGKILL loses at most the batch that is under way."""
+"""Run the missing experiments of a part in batches, and record each batch. SIGKILL loses at most the batch in progress."""
 
 import dataclasses
 import shutil
@@ -17,7 +17,7 @@ from ..metrics.store import RunFolder
 from ..problem import find_device
 from ..settings import Experiment
 from .measure import Result, measure, score_only
-from .progress import State, state_of
+from .progress import CellProgress, progress_of
 from .records import Results, read_cell, register, write_cell
 from .suite import Cell, Part
 
@@ -38,9 +38,9 @@ def run_part(
     progress: Progress | None = None,
     callbacks: Callbacks = (),
 ) -> bool:
-    """Run what is missing of these cells until they are complete (True) or the time is over (False).
+    """Run what is missing of these cells until they are complete (True) or the time is up (False).
 
-    `callbacks` must only watch, as trackers do: a result of the benchmark does not depend on them.
+    `callbacks` must only observe, as trackers do: a result of the benchmark does not depend on them.
     """
     watching = _watching(callbacks)
     plan_hash = register(records, part, amend)
@@ -48,7 +48,7 @@ def run_part(
     known = {cell.name: read_cell(records, cell) for cell in cells}
     size = GPU_BATCH if find_device(settings.get("device", part.device)).type == "cuda" else BATCH
     while True:
-        states = {cell.name: state_of(cell, known[cell.name]) for cell in cells}
+        states = {cell.name: progress_of(cell, known[cell.name]) for cell in cells}
         batch = next_batch(cells, states, size)
         if not batch:
             return True
@@ -65,7 +65,7 @@ def run_part(
         _clean(out, [e.name for cell, e in batch if e.id in known[cell.name]])
 
 
-def next_batch(cells: Sequence[Cell], states: dict[str, State], size: int) -> list[tuple[Cell, Experiment]]:
+def next_batch(cells: Sequence[Cell], states: dict[str, CellProgress], size: int) -> list[tuple[Cell, Experiment]]:
     """The next runs, cell by cell, those in tuning first."""
     waiting = sorted(cells, key=lambda cell: states[cell.name].stage != "tuning")
     return [(cell, e) for cell in waiting for e in states[cell.name].missing][:size]
@@ -123,7 +123,7 @@ def _result(e: Experiment, part: Part, out: Path, failure: str | None) -> Result
 
 
 def _clean(out: Path, names: Sequence[str]) -> None:
-    """Remove the folders of recorded runs: thousands of small runs would fill a disk. Those that a tracker still misses are kept."""
+    """Remove the folders of recorded runs: thousands of small runs would fill a disk. Those that a tracker has not received are kept."""
     for name in names:
         if not unsent(out / name):
             shutil.rmtree(out / name, ignore_errors=True)
@@ -133,6 +133,6 @@ def _watching(callbacks: Callbacks) -> Callbacks:
     given = callback_set(None, callbacks)
     if given.of_result:
         raise UsageError(
-            f"callbacks of the benchmark must only watch, as trackers do, got {shown(given.of_result[0])}, which can change results"
+            f"callbacks of the benchmark must only observe, as trackers do, got {shown(given.of_result[0])}, which can change results"
         )
     return given.given

@@ -26,7 +26,7 @@ PROTOCOL = {
 
 
 @dataclass(frozen=True)
-class Pattern:
+class PatternCase:
     """An availability pattern and the kind of federation that it stands for."""
 
     name: str
@@ -41,7 +41,7 @@ class Part:
     name: str
     title: str
     settings: dict[str, Any]
-    patterns: tuple[Pattern, ...]
+    patterns: tuple[PatternCase, ...]
     grids: tuple[Grid, ...]
     seeds: int
     target: float  # accuracy; the cost of reaching it is a metric
@@ -60,7 +60,7 @@ class Part:
         return json.loads(json.dumps({"part": asdict(self), "protocol": PROTOCOL}))  # type: ignore[no-any-return]
 
 
-def digest(plan: dict[str, Any]) -> str:
+def hash_of(plan: dict[str, Any]) -> str:
     """The hash of a plan."""
     return hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -70,7 +70,7 @@ class Cell:
     """One algorithm under one pattern."""
 
     part: Part
-    pattern: Pattern
+    pattern: PatternCase
     grid: Grid
     made: dict[tuple[float, ...], dict[str, Experiment]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -117,10 +117,11 @@ THIRD = {
     "fedvarp": SERVER,
     "mimic": SERVER,
     "fedgain": Axis("gain", (0.5, 0.9)),
+    "fedsteer": SERVER,  # with its default gain
 }
 FIXED = {"fedawe": "evaluate=mean"}  # as its authors run it, with the clipped step
 ORACLES = frozenset({"known-p"})  # told the true participation rates
-FEW = ("fedavg", "fedau", "scaffold", "mifa", "fedvarp", "mimic")  # for the parts whose runs are expensive
+FEW = ("fedavg", "fedau", "scaffold", "mifa", "fedvarp", "mimic", "fedsteer")  # for the parts whose runs are expensive
 
 
 def grids(*rates: float, algorithms: Sequence[str] = tuple(THIRD)) -> tuple[Grid, ...]:
@@ -129,24 +130,24 @@ def grids(*rates: float, algorithms: Sequence[str] = tuple(THIRD)) -> tuple[Grid
 
 
 PATTERNS = (
-    Pattern("exchangeable", "static:0.1", "every client is available in 10 % of the rounds, independently"),
-    Pattern(
+    PatternCase("exchangeable", "static:0.1", "every client is available in 10 % of the rounds, independently"),
+    PatternCase(
         "heterogeneous", "dirichlet:0.3,mean=0.1,least=0.01", "clients differ: a few are often available, most rarely; labels play no role"
     ),
-    Pattern(
+    PatternCase(
         "label-tied",
         "label-correlated:classes=[0,1,2],rare=0.02,common=0.15",
         "clients that hold certain labels are available in only 2 % of the rounds, the others in 15 %",
     ),
-    Pattern("bursty", "markov:0.02,0.18", "clients stay for several rounds, then are absent for a long time"),
-    Pattern(
+    PatternCase("bursty", "markov:0.02,0.18", "clients stay for several rounds, then are absent for a long time"),
+    PatternCase(
         "cyclic",
         "interleaved-sine:0.3,gamma=0.5,cutoff=0.15",
         "all come and go together, as between day and night; at night no client is available",
     ),
-    Pattern("bounded", "bounded:20,phase=random", "every client returns after a fixed number of rounds, 20 at most"),
-    Pattern("disjoint", "circles:5,on=2,p=0.5", "five groups of clients take turns and never participate together"),
-    Pattern(
+    PatternCase("bounded", "bounded:20,phase=random", "every client returns after a fixed number of rounds, 20 at most"),
+    PatternCase("disjoint", "circles:5,on=2,p=0.5", "five groups of clients take turns and never participate together"),
+    PatternCase(
         "phones",
         "diurnal:round=1800",
         "phones that charge at night, synthetic with the statistics of a recorded trace: 7 % available on average, 30 % of them never",
@@ -174,7 +175,7 @@ SOTU |= {"loss": "auto", "task": "token-prediction", "rounds": 60, "eval_every":
 SMALL, LARGE = grids(0.03, 0.1, 0.3), grids(0.03, 0.1, 0.3, algorithms=FEW)
 
 
-def _part(name: str, title: str, settings: dict[str, Any], patterns: tuple[Pattern, ...], target: float, chance: float = 0.1) -> Part:
+def _part(name: str, title: str, settings: dict[str, Any], patterns: tuple[PatternCase, ...], target: float, chance: float = 0.1) -> Part:
     """An expensive part: for a GPU, with few algorithms and ten seeds."""
     return Part(name, title, settings, patterns, LARGE, seeds=10, target=target, device="cuda", chance=chance)
 

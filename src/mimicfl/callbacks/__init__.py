@@ -1,4 +1,4 @@
-"""Callbacks: see every round of a run, measure, stop it early, keep the best model, or send its rows to a tracker."""
+"""Callbacks: inspect every round of a run, add measurements, stop early, keep the best model, or send the rows to a tracker."""
 
 from ..metrics.recorder import Row as Row
 from .best import BestModel

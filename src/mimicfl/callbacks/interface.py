@@ -16,7 +16,7 @@ from ..metrics.recorder import RESERVED, Row
 
 @dataclass(frozen=True)
 class RunInfo:
-    """A run that begins or resumes.
+    """A run that starts or resumes.
 
     name        of its folder within a comparison or sweep; empty for a single run without a folder
     config      its settings
@@ -41,7 +41,7 @@ class RoundInfo:
     rounds   how many rounds the run has
     params   the global model as a vector [d], a copy on the CPU
     model()  the global model as a new module, in evaluation mode, on the run's device
-    run      the run, a `RunInfo`; `run.name` tells the runs of a comparison apart
+    run      the run, a `RunInfo`; `run.name` identifies it within a comparison
     stop()   stop the run after this round
     """
 
@@ -63,8 +63,8 @@ class RoundInfo:
 class Callback:
     """Inherit from it and override what you need. Every run of a comparison or sweep gets its own copy, made before its first round.
 
-    A callback that only watches sets `part_of_result = False`: it does not change the run's fingerprint, is called after the row is stored,
-    and can neither add to the row nor stop the run.
+    A callback that only observes sets `part_of_result = False`: it does not change the run's fingerprint, is called after the row is
+    stored, and can neither add to the row nor stop the run.
     """
 
     part_of_result: ClassVar[bool] = True
@@ -112,7 +112,7 @@ class CallbackSet:
         return stopped
 
     def watch(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> None:
-        """Show the stored row to the callbacks that only watch."""
+        """Pass the stored row to the callbacks that only observe."""
         for each in self.active:
             if not each.part_of_result:
                 each.each_round(info(row, self.run))
@@ -151,7 +151,7 @@ def _add(row: Row, found: Any) -> None:
         raise UsageError(f"each_round must return a dict of measurements or nothing, got {found!r}; to stop the run, call .stop()")
     for key, value in (found or {}).items():
         if key in row or key in RESERVED or not isinstance(key, str):
-            raise UsageError(f"each_round returned {key!r}, which rows have already: choose another name")
+            raise UsageError(f"each_round returned {key!r}, which is already a column of the rows: choose another name")
         try:
             plain = value.tolist() if hasattr(value, "tolist") else value  # tensors and numbers of NumPy
             row[key] = None if isinstance(plain, float) and not math.isfinite(plain) else json.loads(json.dumps(plain, allow_nan=False))

@@ -12,7 +12,7 @@ from .interface import RunInfo
 from .tracker import Tracker, numbers, settings, title
 
 TAG = "mimicfl.run"
-ROUND = "round"  # a metric of its own: its last step says how many rounds MLflow has
+ROUND = "round"  # a separate metric: its last step is the number of rounds that MLflow has
 LONGEST = 500  # characters of a parameter
 
 
@@ -29,6 +29,8 @@ class MLflow(Tracker):
     def __post_init__(self) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # training must not wait minutes for a server that is down
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        if self.uri and ("://" not in self.uri or self.uri.startswith("file:")):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow refuses a folder otherwise, even one that was asked for
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

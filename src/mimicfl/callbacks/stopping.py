@@ -15,7 +15,7 @@ class EarlyStopping(Callback):
     """Stop after `patience` rounds in which the metric did not improve by more than `min_delta`.
 
     metric    a column of the rows: `test_accuracy`, `test_loss`, or one that a callback before this one adds
-    mode      "max" if larger values are better, "min" if smaller ones are; "auto" asks the metric, or decides by the column's name
+    mode      "max" if larger values are better, "min" if smaller ones are; "auto" follows the metric, or the column's name
 
     A resumed run continues to count where it stopped: the rounds so far are in its rows.
     """

@@ -1,18 +1,19 @@
 """Trackers: send the rows of a run to TensorBoard, Weights & Biases, MLflow or a CSV file.
 
-A tracker never stops a run. If it cannot be reached, there is one notice and the run continues; its rows are in the run folder, and `send`
-(`mimicfl track send`) delivers what is missing. A resumed run continues the same run in the tracker: rounds that the tracker has already
-are not sent again.
+A tracker never stops a run. If it cannot be reached, there is one notice for all runs of a comparison, and they continue without it; their
+rows are in the run folders, and `send` (`mimicfl track send`) delivers what is missing. A resumed run continues the same run in the
+tracker: rounds that the tracker already has are not sent again.
 """
 
 import contextlib
+import copy
 import json
 import secrets
 import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import UsageError, first_line
 from ..files import write_text
@@ -22,9 +23,10 @@ from ..metrics.store import RunFolder, find_runs
 from ..registry import Registry
 from .interface import Callback, RoundInfo, RunInfo
 
-UNSENT = "unsent"  # key of the trackers that miss rounds
-STATE = ".tracking.json"  # in the run folder: the run's id in trackers, and how many rounds those have that cannot be asked
+UNSENT = "unsent"  # key of the trackers that are missing rounds
+STATE = ".tracking.json"  # in the run folder: the run's id in trackers, and the rounds sent to trackers that cannot be queried
 FLUSH_EVERY = 1.0  # seconds between two messages to a tracker
+RETRY_AFTER = 60.0  # seconds in which other runs of a comparison do not try a tracker that failed, since each attempt may take long
 
 TRACKERS: Registry["Tracker"] = Registry("tracker")
 
@@ -34,6 +36,12 @@ class Tracker(Callback):
 
     part_of_result = False
     _lost = _strict = False
+    _failed: dict[Path | None, float]  # when it last failed, by the folder of a comparison; the copies for its runs share this
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Tracker":
+        made = super().__new__(cls)
+        made._failed = {}
+        return made
 
     def connect(self, run: RunInfo, run_id: str) -> int:
         """Open the run in the tracker, the same one for the same id; returns how many rounds it has already."""
@@ -53,16 +61,21 @@ class Tracker(Callback):
 
     def begin(self, run: RunInfo) -> None:
         self._run, self._pending, self._lost, self._flushed = run, list[Row](), False, time.monotonic()
-        self._sent = 0
+        self._sent = self._first = 0
+        if self._just_failed():
+            return self._give_up()
         with self._tolerant():
-            self._sent = self.connect(run, _run_id(run))
+            self._sent = self._first = self.connect(run, _run_id(run))
             self._send(list(run.rows)[self._sent :])
+        return None
 
     def each_round(self, now: RoundInfo) -> None:
         if self._lost or now.row["round"] < self._sent:  # a resumed run repeats the rounds after its checkpoint, with the same values
             return
         self._pending.append(now.row)
-        if time.monotonic() - self._flushed >= FLUSH_EVERY:
+        if self._just_failed():
+            self._give_up()
+        elif time.monotonic() - self._flushed >= FLUSH_EVERY:
             with self._tolerant():
                 self._flush()
 
@@ -87,9 +100,19 @@ class Tracker(Callback):
     def _tolerant(self) -> "_Tolerant":
         return _Tolerant(self)
 
+    def _just_failed(self) -> bool:
+        """Whether another run of the same comparison has just found that the tracker cannot be reached."""
+        return bool(self._run.name) and time.monotonic() - self._failed.get(_root(self._run), -RETRY_AFTER) < RETRY_AFTER
+
+    def _give_up(self) -> None:
+        """Use the tracker no more in this run, and record in the run folder that it is missing rounds."""
+        self._lost = True
+        with contextlib.suppress(UsageError):  # a full disk must not stop the run either
+            keep_state(self._run, {UNSENT: list({*_unsent(self._run), self.spec})})
+
 
 class _Tolerant:
-    """A tracker that raises is left alone for the rest of the run, with one notice."""
+    """A tracker that raises is not used for the rest of the run; one notice says so."""
 
     def __init__(self, tracker: Tracker) -> None:
         self.tracker = tracker
@@ -101,24 +124,40 @@ class _Tolerant:
         if not isinstance(error, Exception):  # nothing happened, or Ctrl-C
             return False
         tracker = self.tracker
-        tracker._lost = True
-        with contextlib.suppress(UsageError):  # a full disk must not stop the run either
-            keep_state(tracker._run, {UNSENT: [*_unsent(tracker._run), tracker.spec]})
-        said = f"{tracker.spec} cannot be reached ({first_line(error)})"
+        tracker._give_up()
+        said = f"{tracker.spec} cannot be reached ({_reason(error)})"
         if tracker._strict:
             raise UsageError(f"{said}; nothing is lost, try again later") from error
-        warnings.warn(f"{said}; the run continues without it, and its rows can be sent later: {_later(tracker)}", stacklevel=2)
+        tracker._failed[_root(tracker._run)] = time.monotonic()
+        warnings.warn(f"{said}; training continues without it, and the rows can be sent later: {_later(tracker)}", stacklevel=2)
         return True
 
 
 def _later(tracker: Tracker) -> str:
-    """How to send the rows that a tracker misses."""
-    folder = tracker._run.folder
+    """How to send the rows that a tracker is missing."""
+    folder = _root(tracker._run)
     if folder is None:
         return "a run with out=FOLDER keeps its rows"
     if type(tracker).spec is Tracker.spec:  # the command line cannot name it
         return f"mf.callbacks.send({str(folder)!r}, {tracker.spec}(...))"
     return f"mimicfl track send {folder} --track {tracker.spec}"
+
+
+def _root(run: RunInfo) -> Path | None:
+    """The folder of the comparison that the run belongs to, or the run's own."""
+    name = Path(run.name).parts
+    within = run.folder is not None and name and run.folder.parts[-len(name) :] == name
+    return run.folder.parents[len(name) - 1] if within and run.folder else run.folder
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words for a failed connection, where there are any: libraries wrap them in long messages."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return str(cause.strerror)
+        cause = cause.__cause__ or cause.__context__
+    return first_line(error)
 
 
 def numbers(row: Row) -> dict[str, float]:
@@ -134,7 +173,7 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def title(run: RunInfo) -> str:
-    """How a tracker's page calls the run."""
+    """The run's title in the tracker."""
     if run.name or run.folder:
         return run.name or (run.folder.name if run.folder else "")
     return "-".join(str(run.config.get(key, "")) for key in ("algorithm", "dataset", "seed"))
@@ -154,19 +193,25 @@ def make(spec: str) -> Tracker:
     return TRACKERS.make(spec)
 
 
-def send(path: str | Path, tracker: Tracker) -> int:
-    """Send the rows of all runs at or below a folder that the tracker does not have yet; returns how many runs there are."""
-    import copy
+class Sent(NamedTuple):
+    """What `send` did: the runs at or below the folder, and how many rounds of them were new to the tracker."""
 
+    runs: int
+    rounds: int
+
+
+def send(path: str | Path, tracker: Tracker) -> Sent:
+    """Send the rows of all runs at or below a folder that the tracker does not have yet."""
     folders = find_runs([path])
-    root = Path(path)
+    root, rounds = Path(path), 0
     for folder in folders:
         history = read(folder)
         own = copy.copy(tracker)
         own._strict = True
         own.begin(RunInfo(_name(folder, root), folder.config, len(history.rows), folder.path, history.rows))
         own.end(folder.finished)
-    return len(folders)
+        rounds += own._sent - own._first
+    return Sent(len(folders), rounds)
 
 
 def _name(folder: RunFolder, root: Path) -> str:
@@ -185,7 +230,7 @@ def state(run: RunInfo) -> dict[str, Any]:
 
 
 def unsent(folder: Path) -> bool:
-    """Does a tracker miss rounds of the run in this folder?"""
+    """Whether a tracker is missing rounds of the run in this folder."""
     return bool(_unsent(RunInfo(folder=folder)))
 
 
@@ -200,7 +245,7 @@ def keep_state(run: RunInfo, more: Mapping[str, Any]) -> None:
 
 
 def _run_id(run: RunInfo) -> str:
-    """An id for trackers, made once and kept in the run folder: a resumed run has the same."""
+    """The run's id in trackers, created once and stored in the run folder, so that a resumed run keeps it."""
     known = state(run).get("id")
     if isinstance(known, str) and known.isalnum():
         return known

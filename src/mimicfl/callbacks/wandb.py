@@ -38,25 +38,33 @@ class WandB(Tracker):
 
     @property
     def spec(self) -> str:
-        return f"wandb:{self.project}" + (",offline=true" if self.offline else "")
+        where = "" if str(self.folder) == "." else f",folder={self.folder}"
+        return f"wandb:{self.project}{',offline=true' if self.offline else ''}{where}"
 
     def connect(self, run: RunInfo, run_id: str) -> int:
-        self._about = run
+        self._about, known = run, self._rounds_on_disk(run, run_id) if self.offline else 0
+        if self._strict and 0 < len(run.rows) <= known:
+            self._handle: Any = None  # nothing to send: W&B would write an empty run
+            return known
         os.makedirs(self.folder, exist_ok=True)
-        self._handle: Any = self._wandb.init(
+        self._handle = self._wandb.init(
             project=self.project,
             id=run_id,
             name=title(run),
             config=settings(run),
-            dir=str(self.folder),
+            dir=str(Path(self.folder).resolve()),  # absolute: W&B writes from a process that may have another working directory
             mode="offline" if self.offline else "online",
-            resume="allow",
+            resume=None if self.offline else "allow",
             reinit="create_new",  # the runs of a comparison train together
-            settings=self._wandb.Settings(init_timeout=PATIENCE, silent=True, console="off"),
+            settings=self._wandb.Settings(init_timeout=PATIENCE, silent=True, quiet=True, console="off"),
         )
-        # Offline, only the run folder knows how far the last attempt came.
-        known = state(run).get(self.spec, 0) if self.offline else self._handle.step
-        return known if isinstance(known, int) else 0
+        return known if self.offline else int(self._handle.step)
+
+    def _rounds_on_disk(self, run: RunInfo, run_id: str) -> int:
+        """Offline, only the run folder knows which rounds were written. `track send` writes all of them again if W&B's files are gone."""
+        known = state(run).get(self.spec, 0)
+        gone = self._strict and not any(Path(self.folder, "wandb").glob(f"offline-run-*-{run_id}*"))
+        return 0 if gone or not isinstance(known, int) else known
 
     def log(self, rows: Sequence[Row]) -> None:
         for row in rows:
@@ -65,4 +73,5 @@ class WandB(Tracker):
             keep_state(self._about, {self.spec: rows[-1]["round"] + 1})
 
     def close(self, finished: bool) -> None:
-        self._handle.finish(exit_code=0 if finished else 1, quiet=True)
+        if self._handle is not None:
+            self._handle.finish(exit_code=0 if finished else 1)

@@ -29,7 +29,7 @@ def availability(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def show(arguments: argparse.Namespace, console: Console) -> None:
-    """Draw the schedule of a pattern; of a trace also its statistics."""
+    """Draw the schedule of a pattern; for a trace, print its statistics as well."""
     target = Path(arguments.out) if arguments.out else None
     if target:
         one_of("the ending of --out", target.suffix, [".png", ".svg", ".pdf"])
@@ -69,7 +69,7 @@ def _class_counts(pattern: patterns.Pattern, arguments: argparse.Namespace, clie
 
 
 def convert(arguments: argparse.Namespace, console: Console) -> None:
-    """Write a trace of any format in the neutral one."""
+    """Convert a trace of any supported format to the neutral format."""
     target = _target(arguments)
     trace = patterns.read_trace(arguments.pattern, arguments.format, arguments.rule)
     patterns.write_trace(trace, target)
@@ -79,12 +79,12 @@ def convert(arguments: argparse.Namespace, console: Console) -> None:
 
 def _target(arguments: argparse.Namespace) -> str:
     if not arguments.target:
-        raise UsageError(f"say where to write the trace: mimicfl availability {arguments.action} TRACE NEW.csv (or NEW.parquet)")
+        raise UsageError(f"name the file to write: mimicfl availability {arguments.action} TRACE NEW.csv (or NEW.parquet)")
     return str(arguments.target)
 
 
 def twin(arguments: argparse.Namespace, console: Console) -> None:
-    """Write a synthetic trace that is fitted to every device of a trace, and print both sets of statistics."""
+    """Write a synthetic trace that is fitted to each device of a trace, and print both sets of statistics."""
     target = _target(arguments)
     trace = patterns.read_trace(arguments.pattern, arguments.format, arguments.rule)
     made = patterns.twin(trace, integer("--seed", arguments.seed, low=0))
@@ -100,11 +100,11 @@ def fit(arguments: argparse.Namespace, console: Console) -> None:
     """Print the `diurnal` pattern with a trace's statistics, and both sets of statistics."""
     trace = patterns.read_trace(arguments.pattern, arguments.format, arguments.rule)
     pattern = patterns.fit(trace, arguments.round)
-    twin = pattern.trace(7 * DAY, max(len(trace), 500), arguments.seed)
+    week = pattern.trace(7 * DAY, max(len(trace), 500), arguments.seed)
     console.print("the trace:")
     _print_trace(trace, console)
-    console.print(f"a week of {len(twin)} devices of the fitted pattern, seed {arguments.seed}:")
-    _print_trace(twin, console)
+    console.print(f"a week of {len(week)} devices of the fitted pattern, seed {arguments.seed}:")
+    _print_trace(week, console)
     console.print(describe(PATTERNS, pattern), soft_wrap=True, highlight=False, markup=False)
 
 

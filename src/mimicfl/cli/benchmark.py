@@ -1,4 +1,4 @@
-"""`benchmark` and `recommend`: run the reference evaluation, see what is recorded, and ask which algorithm to use."""
+"""`benchmark` and `recommend`: run the reference evaluation, list what is recorded, and recommend an algorithm."""
 
 import argparse
 from pathlib import Path
@@ -18,8 +18,8 @@ from .options import given
 from .progress import Reporter
 
 RECORDS, RUNS = Path("records/benchmark"), Path("runs/benchmark")
-GPU_ENGINE = "batched:160:compiled"  # fixed lanes: the result of a run does not depend on the runs beside it
-FAR = 1.5  # of two profiles: the nearest pattern is then no good guide
+GPU_ENGINE = "batched:160:compiled"  # fixed lanes: the result of a run does not depend on the runs that train with it
+FAR = 1.5  # distance between two profiles beyond which the nearest pattern says little
 
 
 def benchmark(arguments: argparse.Namespace, console: Console) -> None:
@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.minutes is not None:
         number("--minutes", arguments.minutes, low=0)
     if len(arguments.parts) != 1:
-        raise UsageError("say which part to run, as in 'mimicfl benchmark run digits'; see mimicfl benchmark list")
+        raise UsageError("name the part to run, as in 'mimicfl benchmark run digits'; see mimicfl benchmark list")
     part = find_part(arguments.parts[0])
     trackers = [make_tracker(spec) for spec in arguments.track]
     settings = given(arguments)
@@ -76,7 +76,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     cells = _cells(arguments, part)
     with Reporter(console, []) as progress:
         done = run_part(part, records, out, cells, settings, arguments.minutes, arguments.amend, progress.notice, callbacks=trackers)
-    console.print("complete; the page: mimicfl benchmark page" if done else "not complete yet: give the same command again", soft_wrap=True)
+    console.print("complete; the page: mimicfl benchmark page" if done else "not complete yet: run the same command again", soft_wrap=True)
 
 
 def _status(arguments: argparse.Namespace, console: Console) -> None:
@@ -108,7 +108,7 @@ def _page(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def recommend(arguments: argparse.Namespace, console: Console) -> None:
-    """The benchmarked pattern that resembles the given availability most, and what is best there."""
+    """Print the benchmarked pattern that is most similar to the given availability, and the best algorithm under it."""
     part, records = find_part(arguments.part), Path(arguments.records or RECORDS)
     settings = {key: value for key, value in given(arguments).items() if value is not None}
     known = findings(part, records) if arguments.records or records.exists() else shipped(part)
@@ -125,7 +125,7 @@ def recommend(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"your clients resemble the pattern {best.finding.pattern!r}: {best.finding.about}", soft_wrap=True)
     console.print(f"there, on {part.title}: {best.finding.by}; {best.finding.sure}", soft_wrap=True)
     if best.differs:
-        console.print(f"they differ in: {', '.join(best.differs)}", soft_wrap=True)
+        console.print(f"differences: {', '.join(best.differs)}", soft_wrap=True)
     if best.distance > FAR:
         console.print("no benchmarked pattern is close: compare the algorithms on your own schedule with mimicfl compare", soft_wrap=True)
     for other in others[:2]:

@@ -36,12 +36,12 @@ class Command(Parser):
         text = f"{what}: its address, 'auto', or 'local' for workers on this machine"
         self.add_argument("--ray", default="", help=text, metavar="ADDRESS")
 
-    def add_track(self) -> None:
+    def add_track(self, what: str = "send every round to a tracker") -> None:
         self.add_argument(
             "--track",
             action="append",
             default=[],
-            help="send every round to a tracker: tensorboard:DIR, wandb:PROJECT, wandb:PROJECT,offline=true, mlflow:URI or csv:DIR",
+            help=f"{what}: tensorboard:DIR, wandb:PROJECT, wandb:PROJECT,offline=true, mlflow:URI or csv:DIR",
             metavar="SPEC",
         )
 

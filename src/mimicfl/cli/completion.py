@@ -22,7 +22,7 @@ class Option:
 class Command:
     name: str
     about: str
-    words: list[str]  # what may stand without a dash: `show`, `fetch`
+    words: list[str]  # positional words: `show`, `fetch`
     options: list[Option]
 
 

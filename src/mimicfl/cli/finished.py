@@ -1,7 +1,7 @@
-"""What a finished sweep printed, kept beside its runs: the same command prints it again at once if nothing has changed since.
+"""The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
 The memo is only a shortcut. It is used if the command, the settings file, the code of this package and every file of the runs are the
-same; otherwise the runs are looked at one by one, as if there were no memo. Sweeps that depend on other files (plugins, a data folder,
+same; otherwise the runs are inspected one by one, as if there were no memo. Sweeps that depend on other files (plugins, a data folder,
 a schedule in a file) have no memo.
 """
 
@@ -31,7 +31,7 @@ class Memo:
 
     @classmethod
     def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console) -> "Memo | None":
-        """The memo of this command; None if its result depends on files that are not looked at here."""
+        """The memo of this command; None if its result depends on files that the memo does not check."""
         written = read_settings(Path(settings))
         if any(_is_file(text) for text in _texts([written, given])) or {"plugins", "data_path"} & {*written, *given}:
             return None

@@ -14,6 +14,7 @@ from ..errors import UsageError, integer, one_of
 from ..metrics.environment import environment
 from ..plugins import load_plugins
 from ..report.report import write_report
+from ..report.targets import target_table
 from ..settings import USUAL, Experiment, help_of
 from ..toml import dumps
 from . import paper
@@ -26,14 +27,18 @@ def report(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.paper:
         return paper.report(arguments, console)
     if not arguments.runs:
-        raise UsageError("say which runs, as in 'mimicfl report runs/demo'")
+        raise UsageError("name the runs, as in 'mimicfl report runs/demo'")
     if arguments.live:
-        return print_report(console, follow(console, arguments.runs, arguments.out, arguments.every))
-    return print_report(console, write_report(arguments.runs, arguments.out))
+        made = follow(console, arguments.runs, arguments.out, arguments.every)
+    else:
+        made = write_report(arguments.runs, arguments.out)
+    costs = [] if arguments.target is None else [target_table(made.groups, arguments.target)]
+    print_report(console, made)
+    return console.print("", *costs, sep="\n") if costs else None
 
 
 def config(arguments: argparse.Namespace, console: Console) -> None:
-    """Every setting, resolved, below a comment that says what it is, and beside one that says where its value comes from."""
+    """Every setting, resolved, with one comment that describes it and one that says where its value comes from."""
     e = experiment(arguments)
     load_plugins(e.plugins)
     stored = dataclasses.asdict(e.resolved())
@@ -50,21 +55,21 @@ def _origin(name: str, value: object, e: Experiment, own: dict[str, Any], writte
     if value != asked and e.preset != "none" and value != getattr(dataclasses.replace(e, preset="none").resolved(), name):
         return f"set by preset {e.preset}"
     if value != asked:
-        return f"usual for {e.dataset}" if name in USUAL else "default"
+        return f"default for {e.dataset}" if name in USUAL else "default"
     return "given as an option" if name in own else "from the file (FILE)" if name in written else "default"
 
 
 def data(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.action == "list":
         for name, about in ABOUT.items():
-            where = "" if name not in FETCHABLE else f"  [{'in ' + str(cached(name)) if cached(name).is_file() else 'not fetched yet'}]"
+            where = "" if name not in FETCHABLE else f"  [{'in ' + str(cached(name)) if cached(name).is_file() else 'not downloaded yet'}]"
             console.print(f"{name:10} {about}{where}", soft_wrap=True)
         return
     if not arguments.name:
-        raise UsageError(f"say which dataset to fetch: mimicfl data fetch {sorted(FETCHABLE)[1]}")
+        raise UsageError(f"name a dataset to fetch, as in mimicfl data fetch {sorted(FETCHABLE)[1]}")
     name = one_of("dataset", arguments.name, ABOUT)
     if name not in FETCHABLE:
-        console.print(f"{name} needs no fetching")
+        console.print(f"{name} is included in the package or generated; there is nothing to download")
         return
     arrays = obtain(name, Path(arguments.path) if arguments.path else None)
     images = f"{len(arrays['x_train']):,} training and {len(arrays['x_test']):,} test images" if "x_train" in arrays else ""

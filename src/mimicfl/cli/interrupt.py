@@ -14,14 +14,14 @@ from typing import Any
 from ..files import drop_unfinished
 
 SHOW_CURSOR = b"\x1b[?25h"  # a progress bar hides it
-current: argparse.Namespace | None = None  # the command under way
+current: argparse.Namespace | None = None  # the command that is running
 begun = False  # are its imports done?
 
 
 def advice(parsed: argparse.Namespace | None) -> str:
     """How to resume the command."""
     if not begun:
-        return "stopped before anything was begun"
+        return "stopped before anything was started"
     folder = getattr(parsed, "folder", None)
     again = f"'mimicfl resume {folder}' or " if folder else ""
     return f"stopped; resume with {again}the same command"
@@ -30,7 +30,7 @@ def advice(parsed: argparse.Namespace | None) -> str:
 def stop(number: int, frame: Any) -> None:
     """The handler of SIGINT."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
-    if getattr(current, "ray", None):  # a cluster must be left in order
+    if getattr(current, "ray", None):  # leave a cluster cleanly
         raise KeyboardInterrupt
     with contextlib.suppress(Exception):
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`report --live`: write the page again and again while runs are going."""
+"""`report --live`: rewrite the page while runs are in progress."""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ def follow(console: Console, paths: Sequence[str], out: str | None, every: float
     number("--every", every, low=0.5)
     for path in paths:
         if not Path(path).exists():
-            raise UsageError(f"{path} does not exist; give the folder that holds the runs, or will hold them")
+            raise UsageError(f"{path} does not exist; name the folder of the runs, even if it is still empty")
     said, seen = "", None
     while True:
         runs = [listed(folder) for path in paths for folder in config_files(Path(path))]

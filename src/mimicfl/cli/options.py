@@ -4,6 +4,7 @@ import argparse
 import functools
 import importlib
 import sys
+import textwrap
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,11 +16,18 @@ from .console import say
 ALIASES = {"num_clients": "--clients"}
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """Wraps help between words only: a name such as `label-correlated` stays on one line."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option or command for a misspelt one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs |= {"formatter_class": argparse.RawDescriptionHelpFormatter, "allow_abbrev": False}
+        kwargs |= {"formatter_class": Formatter, "allow_abbrev": False}
         super().__init__(*args, **kwargs)
         self.later: dict[str, Callable[[], str]] = {}
 
@@ -36,7 +44,7 @@ class Parser(argparse.ArgumentParser):
         return super().format_help()
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """A word that is no choice: suggest the nearest one."""
+        """Suggest the nearest choice for an invalid word."""
         if action.choices is not None and value not in action.choices:
             what = "command" if action.dest == "command" else f"value of {action.dest}"
             raise argparse.ArgumentError(None, f"there is no {what} {value!r}; {nearest(str(value), map(str, action.choices))}")
@@ -56,7 +64,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_settings(parser: Parser, without: tuple[str, ...] = (), only: tuple[str, ...] = ()) -> None:
-    """Add `--dataset`, `--rounds`, ...; an option that is not given leaves the value of the file, or the default."""
+    """Add `--dataset`, `--rounds`, ...; an option that is not given keeps the value of the file, or the default."""
     group = parser.add_argument_group("settings (same names in TOML)")
     for name, field in SETTINGS.items():
         if name in without or (only and name not in only):

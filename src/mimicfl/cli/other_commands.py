@@ -16,7 +16,7 @@ def add_others(commands: Commands) -> None:
         "mimicfl runs",
         "mimicfl runs runs/grid --filter algorithm=mimic* status=finished --sort accuracy --reverse",
     )
-    p.add_argument("folder", nargs="?", default="runs", help="a folder of runs (default runs)", metavar="DIR")
+    p.add_argument("folder", nargs="?", default="runs", help="folder that contains runs (default runs)", metavar="DIR")
     p.add_argument(
         "--filter",
         nargs="+",
@@ -32,18 +32,20 @@ def add_others(commands: Commands) -> None:
 
     p = commands.add(
         "report",
-        "make a table, pictures and one HTML page from runs",
+        "write a table, figures and an HTML page from runs",
         "mimicfl report runs/demo",
         "mimicfl report runs/a runs/b --out both",
-        "mimicfl report --live runs/grid                       (while the sweep is going)",
+        "mimicfl report --live runs/grid                       (while the sweep is running)",
+        "mimicfl report runs/demo --target 0.8",
         "mimicfl report --paper",
     )
-    p.add_argument("runs", nargs="*", help="run folders, or folders of them", metavar="RUN")
+    p.add_argument("runs", nargs="*", help="run folders, or folders that contain runs", metavar="RUN")
+    p.add_argument("--live", action="store_true", help="rewrite the page until all runs are finished; the page reloads itself")
+    p.add_argument("--every", type=float, default=5, help="with --live: seconds between updates (default 5)", metavar="S")
     p.add_argument(
-        "--live", action="store_true", help="write the page again and again until all runs are finished; the page reloads itself"
+        "--target", type=float, help="also print what it costs to reach this value of the main metric, such as 0.8 for 80 %%", metavar="X"
     )
-    p.add_argument("--every", type=float, default=5, help="with --live: seconds between two pages (default 5)", metavar="S")
-    p.add_argument("--paper", action="store_true", help="write the page about the paper from the records")
+    p.add_argument("--paper", action="store_true", help="write the page of the paper's results from the records")
     p.add_argument("--records", help="with --paper: folder of the records (default records/paper)", metavar="DIR")
     p.add_argument(
         "--out",
@@ -65,13 +67,13 @@ def add_others(commands: Commands) -> None:
 
     p = commands.add("data", "list datasets, or download one", "mimicfl data list", "mimicfl data fetch fmnist")
     p.add_argument("action", choices=["list", "fetch"])
-    p.add_argument("name", nargs="?", help="fmnist or cifar10", metavar="NAME")
+    p.add_argument("name", nargs="?", help="fetch: the dataset, such as fmnist", metavar="NAME")
     p.add_argument("--path", help="folder that holds the downloaded files", metavar="DIR")
     p.set_defaults(call=inspect.data)
 
     p = commands.add(
         "recommend",
-        "say which algorithm the benchmark found best for clients like yours",
+        "recommend an algorithm for your clients, from the results of the benchmark",
         "mimicfl recommend --availability static:0.05 --clients 100",
         "mimicfl recommend --availability explicit:schedule.csv",
     )
@@ -87,7 +89,7 @@ def add_others(commands: Commands) -> None:
         "mimicfl theory show runs/first --out pictures     (after a run with --diagnose every=10)",
     )
     p.add_argument("action", choices=["check", "show"], help="check: which conditions the rates satisfy; show: plot the diagnosed rounds")
-    p.add_argument("runs", nargs="+", help="run folders, or folders that hold them", metavar="RUN")
+    p.add_argument("runs", nargs="+", help="run folders, or folders that contain runs", metavar="RUN")
     p.add_argument("--L", type=float, help="check: smoothness constant (default: computed)", metavar="L")
     p.add_argument("--K", type=int, help="check: local steps (default: computed)", metavar="K")
     p.add_argument("--tau-max", type=int, help="check: allow gaps up to TAU rounds (default: the largest that occurred)", metavar="TAU")
@@ -95,7 +97,7 @@ def add_others(commands: Commands) -> None:
     p.add_argument(
         "--plugin", dest="plugins", action="append", help="check: Python file that registers custom parts of the run", metavar="FILE"
     )
-    p.add_argument("--out", help="show: folder for the pictures (default: the first run's)", metavar="DIR")
+    p.add_argument("--out", help="show: folder for the figures (default: the first run's)", metavar="DIR")
     p.set_defaults(call=theory.theory)
 
     p = commands.add("bench", "time the engines on this machine", "mimicfl bench --model lenet --batch-size 16 --cohorts 3,30 --threads 2")
@@ -126,7 +128,7 @@ def add_others(commands: Commands) -> None:
     )
     p.add_argument("action", choices=["show", "convert", "fit", "twin"])
     p.add_argument("pattern", metavar="SPEC|TRACE")
-    p.explain("pattern", lambda: f"show: availability pattern ({', '.join(NAMED_BY['availability'].examples())}); else: a trace file")
+    p.explain("pattern", lambda: f"show: availability pattern ({', '.join(NAMED_BY['availability'].examples())}); otherwise: a trace file")
     p.add_argument("target", nargs="?", help="convert, twin: the new trace, .csv or .parquet", metavar="NEW")
     p.add_argument(
         "--format", default="auto", help="convert, fit, twin: auto (default), neutral, flash, flash-processed or fedscale", metavar="NAME"
@@ -150,7 +152,7 @@ def add_others(commands: Commands) -> None:
         metavar="NAME",
     )
     p.add_argument("--plugin", dest="plugins", action="append", help="Python file with a custom pattern", metavar="FILE")
-    p.add_argument("--out", help="also write a picture: .png, .svg or .pdf", metavar="FILE")
+    p.add_argument("--out", help="also write a figure: .png, .svg or .pdf", metavar="FILE")
     p.set_defaults(call=availability.availability)
 
     p = commands.add(
@@ -165,17 +167,17 @@ def add_others(commands: Commands) -> None:
 
     p = commands.add(
         "flower",
-        "write a small app for a deployment on Flower, watch a federation, or return it to an earlier checkpoint",
+        "create a Flower app, monitor a federation, or roll it back to an earlier checkpoint",
         "mimicfl flower new my-federation",
         "mimicfl flower watch /var/lib/mimicfl/study",
         "mimicfl flower rollback /var/lib/mimicfl/study --to 40",
     )
     p.add_argument("action", choices=["new", "rollback", "watch"])
-    p.add_argument("folder", help="new: a new folder, the app gets its name; else the folder of a federation", metavar="DIR")
+    p.add_argument("folder", help="new: a new folder, which names the app; otherwise the folder of a federation", metavar="DIR")
     p.add_argument(
         "--port", type=int, default=8765, help="watch: port of the page on this machine (default 8765; 0: any free one)", metavar="PORT"
     )
-    p.add_argument("--prometheus", action="store_true", help="watch: serve metrics for Prometheus under /metrics, too")
+    p.add_argument("--prometheus", action="store_true", help="watch: also serve metrics for Prometheus at /metrics")
     p.add_argument(
         "--to", type=int, help="rollback: the number of rounds to keep (default: the checkpoint before the last)", metavar="ROUND"
     )

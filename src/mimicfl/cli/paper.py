@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
     if arguments.list:
         return _list(console)
     if not arguments.names and not arguments.status:
-        raise UsageError("say which experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
+        raise UsageError("name an experiment, as in 'mimicfl reproduce table-4-fmnist', or 'all'; see mimicfl reproduce --list")
     wanted = list(cells(find(arguments.names), arguments.columns or (), arguments.algorithms or ()))
     if not records.exists() and (arguments.status or (arguments.again and arguments.records)):
         where = f"{records} does not exist" if arguments.records else f"there is no records folder here ({records})"
@@ -46,7 +46,7 @@ def _run(arguments: argparse.Namespace, console: Console, wanted: list[Cell], se
     plan = plan_of(wanted, seeds, scale, given(arguments))
     if arguments.again:
         if scale != 1.0:
-            raise UsageError("--again makes recorded runs once more, and scaled ones are not recorded: leave --scale out")
+            raise UsageError("--again repeats recorded runs, and scaled runs are not recorded: remove --scale")
         _again(arguments, console, plan, records)
     elif scale == 1.0:
         _missing(arguments, console, wanted, seeds, plan, records)
@@ -67,12 +67,12 @@ def _quick_look(arguments: argparse.Namespace, console: Console, wanted: list[Ce
 
 
 def report(arguments: argparse.Namespace, console: Console) -> None:
-    """The page, and beside the package's own documentation the document."""
+    """Write the page and, for the package's own documentation, the document."""
     if arguments.runs:
-        raise UsageError("--paper makes its page of records, not of runs: leave the runs out")
+        raise UsageError("--paper uses records, not runs: remove the run folders")
     folder = Path(arguments.records or RECORDS)
     if not folder.exists():
-        raise UsageError(f"there is no record yet in {folder}: run one of the experiments first, see mimicfl reproduce --list")
+        raise UsageError(f"{folder} has no records yet: run an experiment first, see mimicfl reproduce --list")
     records = read_all(folder)
     out = Path(arguments.out) if arguments.out else None
     page = (out or Path("runs/paper")) / "report.html"
@@ -85,7 +85,7 @@ def _missing(arguments: argparse.Namespace, console: Console, wanted: list[Cell]
     out = Path(arguments.out or RUNS)
     todo = missing(plan, read_all(records))
     with Reporter(console, list(todo.values())) as progress:
-        progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them in {records} already; {len(todo)} to do, into {out}")
+        progress.notice(f"{len(plan)} runs, {len(plan) - len(todo)} of them already in {records}; {len(todo)} to train, in {out}")
         left, failures = reproduce(todo, out, records, arguments.minutes, progress, progress.notice)
     _print_all(console, wanted, read_all(records), seeds)
     console.print(f"records  {records}; the page of all of them: mimicfl report --paper", soft_wrap=True)
@@ -96,33 +96,36 @@ def _end(console: Console, left: int, failures: list[str]) -> None:
     if failures:
         raise Diverged("; ".join(failures))
     if left:
-        console.print(f"{left} {'run is' if left == 1 else 'runs are'} left: give the same command again")
+        console.print(f"{left} {'run is' if left == 1 else 'runs are'} left: run the same command again")
 
 
 def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records: Path) -> None:
-    """Make recorded runs once more, elsewhere, and compare."""
+    """Repeat recorded runs in another folder, and compare."""
     known, out = read_all(records), Path(arguments.out or "runs/paper-again")
     plan = {name: e for name, e in plan.items() if e.id in known} if "engine" in arguments else as_recorded(plan, known)
     if not plan:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
     if out.resolve() == RUNS.resolve():
-        raise UsageError(f"{out} holds the recorded runs: give another folder to repeat them")
+        raise UsageError(f"{out} holds the recorded runs: choose another --out to repeat them")
     before = [name for name in plan if (out / name / "final.safetensors").exists()]
     with Reporter(console, list(plan.values())) as progress:
-        progress.notice(f"{len(plan)} recorded runs once more, into {out}")
+        progress.notice(f"{len(plan)} recorded runs are repeated in {out}")
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)
     pairs = compare_with_records(plan, out, known)
     for run in pairs:
         then, now = run.ends
-        said = "every round the same" if run.same else f"{100 * (now - then):+.2f} points"
+        said = "identical in every round" if run.same else f"{100 * (now - then):+.2f} points"
         console.print(f"{run.name}: recorded {100 * then:.2f} %, now {100 * now:.2f} %: {said}", soft_wrap=True)
-    console.print(f"{sum(run.same for run in pairs)} of {len(pairs)} runs are the same in every round")
+    console.print(f"{sum(run.same for run in pairs)} of {len(pairs)} runs are identical in every round")
     for reason in dict.fromkeys(run.otherwise for run in pairs if not run.same):
         console.print(
-            f"where they are not: {reason or 'it was made the same way on the same hardware, which should not be'}", soft_wrap=True
+            f"reason for the difference: {reason or 'unknown; the settings and the hardware are the same, so please report it'}",
+            soft_wrap=True,
         )
     if before:
-        console.print(f"{len(before)} of them were in {out} already and not made again: give another --out for that", soft_wrap=True)
+        console.print(
+            f"{len(before)} of them were already in {out} and were not repeated; choose another --out to repeat them", soft_wrap=True
+        )
     _end(console, left, failures)
 
 
@@ -136,11 +139,11 @@ def _list(console: Console) -> None:
 
 def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[int]) -> None:
     view = Table(box=None, header_style="bold", pad_edge=False)
-    for head in ("experiment", "column", "there", "missing"):
+    for head in ("experiment", "column", "recorded", "missing"):
         view.add_column(head)
     view.add_column("minutes", justify="right")
     if not wanted or not seeds:
-        raise UsageError("nothing is asked for: no column, algorithm or seed is left")
+        raise UsageError("nothing to run: no column, algorithm or seed is selected")
     there = whole = 0
     cost: dict[str, float] = {}
     for study, column in dict.fromkeys((cell.study.name, cell.column) for cell in wanted):
@@ -153,8 +156,8 @@ def _status(console: Console, wanted: list[Cell], records: Records, seeds: list[
         view.add_row(study, column, f"{found} of {all_of_it}", names or "–", f"{max(1, round(sum(here.values()) / 60))}" if here else "–")
     console.print(view)
     minutes = max(1, round(sum(cost.values()) / 60))
-    left = f"; what is missing takes about {counted(minutes, 'minute')} of an H200" if cost else ""
-    console.print(f"{there} of {whole} runs are recorded (a run that several experiments show is counted in each){left}", soft_wrap=True)
+    left = f"; the missing ones take about {counted(minutes, 'minute')} on an H200" if cost else ""
+    console.print(f"{there} of {whole} runs are recorded (a run that several experiments use is counted in each){left}", soft_wrap=True)
 
 
 def _print_all(console: Console, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:

@@ -1,4 +1,4 @@
-"""`theory check` and `theory show`: a run's rates against the paper's conditions, its diagnoses in pictures."""
+"""`theory check` and `theory show`: compare a run's rates with the paper's conditions, and plot its diagnoses."""
 
 import argparse
 import dataclasses
@@ -56,13 +56,13 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
         scale = K if history.config.get("update", "sum") == "sum" else 1
         name = parse(str(history.config.get("algorithm")))[0]
         if name not in ("fedavg", "mimic"):
-            console.print(f"these are theorems about FedAvg and MimiC: of {name} they say nothing", soft_wrap=True)
+            console.print(f"these theorems are about FedAvg and MimiC; they say nothing about {name}", soft_wrap=True)
         for sentence in _conclusions(found, scale):
             console.print(sentence, soft_wrap=True)
 
 
 def _conclusions(found: Check, scale: int) -> list[str]:
-    """What the table comes to; `scale` is by how much an update is longer than a mean gradient."""
+    """The conclusions from the table; `scale` is the ratio of an update to a mean gradient."""
     whole, groups = found.certified >= found.length, len(found.rounds.groups)
     how_far = f"the whole run, {found.length} rounds" if whole else f"the first {found.certified} of {found.length} rounds"
     sentences = [f"Theorem 2 is certified for {how_far}"]

@@ -66,7 +66,7 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
     _announce_plugins(waiting, plugins)
     heading = f"resuming {len(waiting)} runs in {root}" if len(waiting) > 1 else "".join(f"resuming {f.path}" for f in waiting)
     with Reporter(console, runs=len(waiting), heading=heading) as progress:
-        if waiting:  # together, as they were begun
+        if waiting:  # together, as they were started
             plan = {"" if f.path == root else str(f.path.relative_to(root)): resumable(f, plugins) for f in waiting}
             trackers = [make_tracker(spec) for spec in arguments.track]
             carry_out(plan, root, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
@@ -115,11 +115,12 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
 
 def track(arguments: argparse.Namespace, console: Console) -> None:
     if not arguments.track:
-        raise UsageError("say where to, as in 'mimicfl track send runs/demo --track tensorboard:logs'")
+        raise UsageError("name a tracker, as in 'mimicfl track send runs/demo --track tensorboard:logs'")
     for spec in arguments.track:
         tracker = make_tracker(spec)
-        count = sum(send(run, tracker) for run in arguments.runs)
-        console.print(f"{counted(count, 'run')} sent to {spec}", soft_wrap=True)
+        runs, rounds = map(sum, zip(*(send(run, tracker) for run in arguments.runs), strict=True))
+        already = "" if rounds else f"; {spec} already has all of them"
+        console.print(f"{counted(rounds, 'new round')} of {counted(runs, 'run')} sent to {spec}{already}", soft_wrap=True)
 
 
 def print_overview(console: Console, groups: Sequence[Group]) -> bool:

@@ -3,6 +3,7 @@
 from .commands import Commands, Later
 from .options import add_settings
 
+LISTED = ", which 'mimicfl run --help' lists"
 benchmark, paper, sweeping, train = map(Later, ("benchmark", "paper", "sweeping", "train"))
 
 
@@ -34,7 +35,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl compare experiment.toml --algorithms fedprox:mu=0.01 fedprox:mu=0.1 --seeds 4,7",
     )
     p.add_argument("file", nargs="?", help="settings in TOML; command-line options override them", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help="algorithms by name (default: the five of the paper)", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED} (default: the five of the paper)", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-DATASET-...)", metavar="DIR")
     p.add_dry_run()
@@ -47,11 +48,11 @@ def add_training(commands: Commands) -> None:
         "sweep",
         "train every combination of a grid of settings, as many runs together as fit into memory",
         "mimicfl sweep grid.toml --device cuda",
-        "mimicfl sweep grid.toml --seeds 5 --rounds 40        (options replace what the file says, in the grid as well)",
+        "mimicfl sweep grid.toml --seeds 5 --rounds 40        (options override the file, including its grid)",
         "mimicfl sweep grid.toml --ray auto",
     )
     p.add_argument("file", help="settings in TOML, and a [grid] of lists to combine", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help="algorithms by name, instead of those in the file", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED}, instead of those in the file", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7), instead of those in the file", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the reports (default runs/FILE)", metavar="DIR")
     p.add_ray("distribute the runs over a Ray cluster")
@@ -66,7 +67,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl resume runs/first",
         "mimicfl resume runs/custom --plugin mine.py          (a custom algorithm whose file has moved)",
     )
-    p.add_argument("run", help="run folder, or a folder of runs", metavar="RUN")
+    p.add_argument("run", help="run folder, or a folder that contains runs", metavar="RUN")
     p.add_ray()
     p.add_track()
     add_settings(p, only=("plugins",))
@@ -74,7 +75,7 @@ def add_training(commands: Commands) -> None:
 
     p = commands.add(
         "benchmark",
-        "run the reference evaluation of the algorithms under many availability patterns, or make its page",
+        "run the reference evaluation of the algorithms under many availability patterns, or write its page",
         "mimicfl benchmark list",
         "mimicfl benchmark run digits --minutes 10",
         "mimicfl benchmark status",
@@ -85,7 +86,7 @@ def add_training(commands: Commands) -> None:
     p.add_argument("--patterns", nargs="+", help="run: only these availability patterns", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
     p.add_argument("--minutes", type=float, help="run: stop after this many minutes; the same command resumes", metavar="M")
-    p.add_argument("--amend", help="run: record a change of the suite beside its plan, with this reason", metavar="REASON")
+    p.add_argument("--amend", help="run: record a change of the suite next to its plan, with this reason", metavar="REASON")
     p.add_argument("--records", help="folder of the records (default records/benchmark)", metavar="DIR")
     p.add_argument("--out", help="run: folder for unfinished runs (default runs/benchmark); page: folder to write to", metavar="DIR")
     p.add_track()
@@ -97,7 +98,7 @@ def add_training(commands: Commands) -> None:
         "run the paper's experiments and record the results",
         "mimicfl reproduce --list",
         "mimicfl reproduce table-4-fmnist --seeds 3 --device cuda",
-        "mimicfl reproduce table-4-fmnist --scale 0.1          (a quick look on a CPU)",
+        "mimicfl reproduce table-4-fmnist --scale 0.1          (a quick check on a CPU)",
     )
     p.add_argument("names", nargs="*", help="experiments by name, or 'all'", metavar="NAME")
     p.add_argument("--list", action="store_true", help="list the experiments")
@@ -128,11 +129,11 @@ def add_training(commands: Commands) -> None:
 
     p = commands.add(
         "track",
-        "send stored runs to a tracker: what it does not have yet",
+        "send stored runs to a tracker, except for rounds that it already has",
         "mimicfl track send runs/demo --track tensorboard:logs",
         "mimicfl track send runs/first --track mlflow:http://localhost:5000",
     )
     p.add_argument("action", choices=["send"])
-    p.add_argument("runs", nargs="+", help="run folders, or folders of them", metavar="RUN")
-    p.add_track()
+    p.add_argument("runs", nargs="+", help="run folders, or folders that contain runs", metavar="RUN")
+    p.add_track("where to send them")
     p.set_defaults(call=train.track)

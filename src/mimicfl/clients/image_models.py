@@ -1,6 +1,6 @@
-"""Networks for small images that the field measures with: a CNN and a ResNet-18, with GroupNorm instead of BatchNorm by default.
+"""Common benchmark networks for small images: a CNN and a ResNet-18, with GroupNorm instead of BatchNorm by default.
 
-GroupNorm has no running statistics, which clients with few classes would pull apart.
+GroupNorm has no running statistics, which would differ widely between clients with few classes.
 """
 
 from collections.abc import Callable

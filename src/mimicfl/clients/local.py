@@ -20,11 +20,10 @@ class Local(LocalSGD):
 
     optimizer       "sgd", "adam", "adamw", a spec such as "adamw:betas=[0.9,0.99]", or a factory of any torch.optim optimizer, called as
                     optimizer(parameters, lr=...): `torch.optim.RMSprop`, or a function
-    nesterov        Nesterov's momentum, for SGD with `momentum`
-    betas, eps      of Adam and AdamW
-    weight_decay    of AdamW is decoupled from the gradient, as in PyTorch, but 0 by default
-    lr_multipliers  local learning rates by parameter: {"head.*": 10, "*.bias": 0} multiplies the rate of the parameters whose name matches;
-                    the first pattern that matches counts
+    nesterov        Nesterov's momentum, for SGD with `momentum` betas, eps      of Adam and AdamW weight_decay    of AdamW is decoupled
+    from the gradient, as in PyTorch, but 0 by default lr_multipliers  local learning rates per parameter: {"head.*": 10, "*.bias": 0}
+    multiplies the rate of the parameters whose name matches;
+                    the first pattern that matches applies
     loop            a function that replaces the local steps, see `mimicfl.clients.loop`
 
     Every optimizer restarts from zero in every round.
@@ -71,13 +70,13 @@ class Local(LocalSGD):
         if self.loop is not None:
             name, takes = "a custom loop", ()
             if self.optimizer != "sgd" or self.clip_norm or self.lr_multipliers:
-                raise UsageError("a custom loop makes its own steps: leave out optimizer, clip_norm and lr_multipliers")
+                raise UsageError("a custom loop makes its own steps: remove optimizer, clip_norm and lr_multipliers")
         usual = {each.name: each.default for each in fields(self)}
         for option in ("momentum", "nesterov", "betas", "eps"):
             if option not in takes and getattr(self, option) != usual[option]:
-                raise UsageError(f"{option} is not an option of {name}; leave it out")
+                raise UsageError(f"{option} is not an option of {name}; remove it")
         if callable(self.optimizer) and self.weight_decay:
-            raise UsageError("weight_decay is up to a custom optimizer: set it in the function that makes it")
+            raise UsageError("a custom optimizer has its own weight decay: set it in the function that creates the optimizer")
         if self.nesterov and not self.momentum:
             raise UsageError("nesterov needs momentum, as in momentum=0.9")
 

@@ -21,7 +21,7 @@ GRADIENTS = ("first_gradient", "last_gradient")  # what clients can send besides
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What the local training of one client gives."""
+    """The result of one client's local training."""
 
     g: Tensor  # [d] sum of the steps, in units of the learning rate: the client's model is now start - eta_L g
     total: Tensor  # sum of the batch losses

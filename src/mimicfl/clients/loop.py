@@ -1,6 +1,6 @@
-"""Custom local loops: one function that trains a client in its own way, `mf.Local(loop=function)`.
+"""Custom local loops: one function replaces a client's local steps, `mf.Local(loop=function)`.
 
-The function gets a `ClientWork` and changes `work.model` in place. What it returns is the mean training loss, or a dict with "loss" and
+The function gets a `ClientWork` and changes `work.model` in place. It returns the mean training loss, or a dict with "loss" and
 the vectors [d] that the algorithm's task asks for by name.
 """
 
@@ -61,14 +61,14 @@ def run_loop(
     mu: float,
     send: Sequence[str],
 ) -> LocalResult:
-    """Train a client with its custom loop. g is (start - end) / lr in float64: the loop gives nothing else."""
+    """Train a client with its custom loop. g is (start - end) / lr in float64, since a loop reports no steps."""
     work = ClientWork(frame, batches, lr, loss, key, shift, mu)
     name = getattr(local.loop, "__name__", type(local.loop).__name__)
     frame.zero_grad()
     found = local.loop(work)
     if work._needs_terms:
         raise UsageError(
-            f"the loop {name} leaves out the terms that the algorithm or the weight decay adds to a step; "
+            f"the loop {name} omits the terms that the algorithm or the weight decay adds to a step; "
             "call work.add_terms() after every backward pass"
         )
     g = ((work._start.double() - _vector_of(frame).double()) / lr).to(frame.w.dtype)
@@ -98,7 +98,7 @@ def _vector(value: Any, asked: str, loop: str, w: Tensor) -> Tensor:
 
 
 def _restore(frame: Workspace) -> None:
-    """A loop may replace p.data or p.grad, freeze parameters or switch to evaluation mode; the next client must not notice."""
+    """A loop may replace p.data or p.grad, freeze parameters or switch to evaluation mode; the next client must not be affected."""
     frame.module.train()
     rounded = {id(p) for p, _, _ in frame.rounded}
     for p, w, g in zip(frame.parameters, frame.w.split(frame.sizes), frame.grad.split(frame.sizes), strict=True):

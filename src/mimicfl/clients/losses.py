@@ -56,7 +56,7 @@ def criterion_of(data: Data, loss: Any, task: Any, metrics: Any = None) -> Loss:
     """The loss: that of a task if one is given or comes with the data, else the loss given, else the data's own."""
     if loss is not None:
         if task is not None or metrics is not None:
-            raise UsageError("give a task or a loss, not both; mf.tasks.Custom makes a task of your own loss, with metrics")
+            raise UsageError("give a task or a loss, not both; mf.tasks.Custom turns your own loss into a task with metrics")
         return as_loss(loss)
     task = data.task if task is None else task
     if task is None and metrics is not None:

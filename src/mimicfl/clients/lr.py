@@ -143,9 +143,9 @@ def check_certificate(rate: Schedule, rounds: Rounds, steps: int, local: float, 
     facts = [("horizon", rate.horizon, length), ("N", rate.N, rounds.N), ("tau_max", rate.tau_max, rounds.tau_max), ("K", rate.K, steps)]
     for name, given, found in [*facts, *([("eta_L", rate.eta_L or 0.0, local)] if steps > 1 else [])]:
         if given < found:
-            raise UsageError(f"the theory rate was found for {name}={given:g}, this run has {found:g}: give {name}={found:g}")
+            raise UsageError(f"the theory rate was computed for {name}={given:g}, but this run has {found:g}: set {name}={found:g}")
     if update == "sum" and steps > 1:
-        raise UsageError("the theory rate is found for update='mean': use that, or give only c, divided by the number of local steps")
+        raise UsageError("the theory rate assumes update='mean': use it, or give only c, divided by the number of local steps")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@
 
 import copy
 import fnmatch
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ def check_weights(module: nn.Module) -> None:
 
 
 def multipliers(module: nn.Module, patterns: Sequence[tuple[str, float]]) -> list[float]:
-    """Return the learning-rate multiplier of every trainable parameter; the first pattern that matches its name counts.
+    """Return the learning-rate multiplier of every trainable parameter; the first pattern that matches its name applies.
 
     Raises a `UsageError` for a pattern that matches no trainable parameter.
     """
@@ -72,7 +73,7 @@ def multipliers(module: nn.Module, patterns: Sequence[tuple[str, float]]) -> lis
 
 
 def copy_sharing_frozen(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return a copy of the module on the device. It shares frozen parameters that are there already, since nobody changes them."""
+    """Return a copy of the module on the device. It shares frozen parameters that are already there, since they never change."""
     frozen = [p for p in module.parameters() if not p.requires_grad]
     shared = all(p.device.type == device.type and device.index in (None, p.device.index) for p in frozen)  # cuda is the current GPU
     try:
@@ -93,11 +94,13 @@ class Workspace:
         self.module = copy_sharing_frozen(module, device)
         self.parameters = trainable(self.module)
         if not self.parameters:
-            raise UsageError("the model has no trainable parameters: nothing can be learned")
+            raise UsageError("the model has no trainable parameters; set requires_grad for at least one")
         kinds = {p.dtype for p in self.parameters}
         if len(kinds - HALF) > 1 or (kinds & HALF and torch.float64 in kinds):
             raise UsageError("the model mixes parameter types; convert it with model.float() or model.double()")
         self.w = flatten(self.module)  # [d]
+        if device.type == "cuda":
+            self.w = _prepare_recurrent(self.module, self.w)
         self.grad = torch.zeros_like(self.w)  # [d]
         self.sizes = [p.numel() for p in self.parameters]
         self.rounded: list[tuple[nn.Parameter, Tensor, Tensor]] = []  # parameters in half precision, with their parts of w and grad
@@ -155,6 +158,34 @@ class Workspace:
             held = dict(self.module.named_buffers())
             for name, value in buffers.items():
                 held[name].copy_(value)
+
+
+def mix_in(layer: nn.Module, first: type) -> None:
+    """Put a class before the module's own; the module keeps its name, parameters and buffers."""
+    layer.__class__ = type(type(layer).__name__, (first, type(layer)), {})
+
+
+def _prepare_recurrent(module: nn.Module, w: Tensor) -> Tensor:
+    """Prepare recurrent layers whose weights will be parts of w on a GPU; return w, moved if necessary.
+
+    If a layer without biases is the first of w, PyTorch takes the memory of w for the layer's own and reads what follows as its biases.
+    """
+    layers = [layer for layer in module.modules() if isinstance(layer, nn.RNNBase)]
+    for layer in layers:
+        mix_in(layer, WithoutMemoryWarning)
+    if all(layer.bias for layer in layers):
+        return w
+    moved = w.new_empty(64 + w.numel())[64:]  # a multiple of what libraries want memory to be aligned to
+    return moved.copy_(w)
+
+
+class WithoutMemoryWarning:
+    """Mixed in before a recurrent layer: its weights are parts of a vector, and PyTorch advises against that in every call."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk")
+            return super().forward(*inputs, **named)  # type: ignore[misc]
 
 
 def _in_float32(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -38,7 +38,7 @@ def transformed(transform: Transform, x: Samples, generator: torch.Generator) ->
     samples = count(x)
     found = transform(x, generator)
     if type(found) is not type(x) or not all(isinstance(each, Tensor) for each in tensors(found)):
-        raise UsageError(f"transform must return the batch as it got it, a {type(x).__name__} of inputs, got {type(found).__name__}")
+        raise UsageError(f"transform must return a {type(x).__name__} of inputs, like the batch it received, got {type(found).__name__}")
     if count(found) != samples:
         raise UsageError(f"transform must keep the number of samples in a batch, got {count(found)} for {samples}")
     return found

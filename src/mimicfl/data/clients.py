@@ -76,7 +76,7 @@ class Holdout:
         return count(self.x)
 
     def slices(self) -> "Iterator[Holdout]":
-        """The samples as several smaller ones, of a slice each."""
+        """The samples in several smaller objects, one per slice."""
         for x, y in zip(parts(self.x, self.slice_size), parts(self.y, self.slice_size), strict=True):
             piece = copy.copy(self)
             piece.x, piece.y = x, y

@@ -1,4 +1,4 @@
-"""Bring the types of training and test samples and labels together, and count the classes."""
+"""Unify the types of training and test samples and labels, and count the classes."""
 
 import torch
 from torch import Tensor

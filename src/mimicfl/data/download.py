@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -46,6 +47,9 @@ def http(address: str, target: Path) -> Path:
         if size and partial.stat().st_size != size:
             raise OSError(f"{address} ended after {partial.stat().st_size} of {size} bytes")
         partial.replace(target)
+    except urllib.error.HTTPError as error:
+        with error:  # it holds the connection, which Python 3.14 wants closed
+            raise OSError(f"{address} cannot be downloaded ({error.code} {error.reason})") from None
     finally:
         partial.unlink(missing_ok=True)
     return target

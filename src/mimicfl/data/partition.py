@@ -198,7 +198,7 @@ def _samples(labels: Any, num_clients: int, seed: int) -> np.ndarray:
         raise UsageError(f"a partition needs one label for every sample, got an array of shape {y.shape}")
     integer("seed", seed, low=0)
     if integer("num_clients", num_clients) > len(y):
-        raise UsageError(f"{num_clients} clients cannot share {len(y)} samples, since some clients would have no data; use fewer clients")
+        raise UsageError(f"{num_clients} clients are too many for {len(y)} samples: some would have no data; use fewer clients")
     return y
 
 

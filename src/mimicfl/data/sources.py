@@ -1,4 +1,4 @@
-"""`Data` from other libraries: torch datasets, and datasets of Hugging Face."""
+"""`Data` from other libraries: torch datasets and Hugging Face datasets."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any

@@ -17,7 +17,7 @@ from ..algorithms import Task
 from ..clients.local_sgd import LocalSGD
 from ..data.clients import Clients, Holdout
 from ..data.samples import Samples, forward, rows
-from ..metrics.evaluate import counted
+from ..metrics.evaluate import counted_targets
 from ..problem import Problem
 from ..seeds import stream
 from ..tasks import LearningTask
@@ -205,7 +205,8 @@ def mixed_rows(run: TrainingRun) -> Tensor:
     if isinstance(y, Tensor) and not y.is_floating_point():
         labels = y.cpu().numpy()[used].reshape(len(used), -1)
         _, first = np.unique(labels, return_index=True)
-        skipped = used[~counted(torch.from_numpy(labels), run.problem.loss).all(dim=1).numpy()][:2]  # first, however many labels there are
+        held = counted_targets(torch.from_numpy(labels), run.problem.loss).all(dim=1).numpy()
+        skipped = used[~held][:2]  # first, however many labels there are
         some = np.concatenate([skipped, used[np.unique(first // labels.shape[1])], some])
     order = stream(run.seed, "mixed").permutation(some[:LOSS_SAMPLES])
     return torch.from_numpy(order).to(run.problem.device)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from ..clients.params import copy_sharing_frozen
+from ..clients.params import copy_sharing_frozen, mix_in
 from ..data.samples import Samples, forward, tensors
 
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
@@ -78,8 +78,7 @@ def without_dropout(model: nn.Module, inputs: Samples) -> nn.Module | None:
     with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), called:
         forward(no_dropout, inputs)
     if called.seen:
-        kind = type(no_dropout)
-        no_dropout.__class__ = type(kind.__name__, (NoDropout, kind), {})  # not a wrapper module: parameters and buffers keep their names
+        mix_in(no_dropout, NoDropout)
     return no_dropout if called.seen or layers else None
 
 

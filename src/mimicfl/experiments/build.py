@@ -1,4 +1,4 @@
-"""From settings to a run: make every object that an experiment names."""
+"""From settings to a run: build every object that an experiment names."""
 
 import dataclasses
 import functools
@@ -24,6 +24,7 @@ from ..registry import parse
 from ..settings import Experiment, arguments_of
 from ..simulation.diagnose import attach_diagnostics
 from ..simulation.run import Run
+from ..simulation.setup import set_up
 from ..tasks import LearningTask
 
 
@@ -36,7 +37,7 @@ def build(experiment: Experiment) -> tuple[Experiment, Run]:
     algorithm, pattern = algorithms.make(e.algorithm), participation.make(e.availability)  # cheap mistakes first, before data is read
     problem = build_problem(e)
     made = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
-    run = Run(problem, **arguments_of(Run, e) | made)
+    run = set_up(problem, **arguments_of(set_up, e) | made)
     check_engine(e.engine, problem.device)
     attach_diagnostics(run, e.diagnose)
     files: dict[str, Any] = {name: _with_absolute_file(getattr(e, name)) for name in ("availability", "speed", "bandwidth")}
@@ -85,7 +86,7 @@ def load_data(e: Experiment) -> Data:
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once
 def _load(factory: Callable[..., Data], name: str, path: str | None, **options: Any) -> Data:
-    """By the factory as well: a dataset that is registered anew is made anew."""
+    """Keyed by the factory as well: a dataset that is registered again is loaded again."""
     return load(name, path, **options)
 
 

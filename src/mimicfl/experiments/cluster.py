@@ -1,8 +1,8 @@
-"""A sweep over a Ray cluster: every worker takes a group of runs that train together, as on one machine.
+"""A sweep on a Ray cluster: every worker trains a group of runs together, as on one machine.
 
-Runs are described by their settings alone; data, models and schedules are made anew where they are needed. Workers that see the
-same file system write straight into the run folders; others send the folders back when their group is through. A group whose
-worker died is handed out again and resumes from its checkpoints, or from the start if they are on another machine's disk.
+Runs are described by their settings alone; data, models and schedules are built where they are needed. Workers that share the
+file system write directly into the run folders; others send the folders back when their group is finished. A group whose worker died is
+assigned to another worker and resumes from its checkpoints, or from the start if they are on another machine's disk.
 """
 
 import json
@@ -19,7 +19,7 @@ from ..settings import from_dict
 from .build import build
 from .execute import Notice, Plan, carry_out, groups, split_finished
 
-MOST_DEATHS = 5  # of workers with the same group of runs: then the group is the cause
+MOST_DEATHS = 5  # deaths of workers with the same group of runs: then the group is the cause
 
 
 def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:

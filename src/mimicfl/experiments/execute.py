@@ -77,13 +77,13 @@ def compare(
     algorithms        names (`mimic`, `fedprox:mu=0.1`), objects (`mf.FedProx(mu=0.1)`) or classes; None: the five of the paper. A custom
                       class is stored under the name it is registered with, else under its own
     seeds             how many (3: the seeds 0, 1, 2) or which ([4, 7])
-    callbacks         as in `simulate`; every run has its own copy of an object, and `info.run.name` tells the runs apart
+    callbacks         as in `simulate`; every run has its own copy of an object, and `info.run.name` identifies the run
     ray               as in `simulate`: the address of a cluster whose workers train the clients of all runs
 
     Returns one history per seed for each algorithm, by its spec: `mf.FedProx(mu=0.1)` is found as `fedprox:mu=0.1`.
     """
     if not isinstance(experiment, Experiment):
-        raise UsageError(f"compare takes settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
+        raise UsageError(f"compare takes the settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
     names, numbers = algorithm_list(paper_algorithms() if algorithms is None else algorithms), seed_list(seeds)
     found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
     return Comparison({a: [next(found) for _ in numbers] for a in names})
@@ -114,7 +114,7 @@ def carry_out(
     check_callable("notice", notice)
     out = None if out is None else as_folder(out)
     if out is not None and "" not in plan and (out / "config.toml").exists():
-        raise UsageError(f"{out} is a run folder itself: give the runs a folder of their own")
+        raise UsageError(f"{out} is itself a run folder: choose another folder for the runs")
     return execute(build_all(plan), out, progress, notice, deadline, callbacks, ray)
 
 

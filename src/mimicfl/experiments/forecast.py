@@ -33,7 +33,7 @@ class PlannedRun:
 class Forecast:
     runs: list[PlannedRun]
     groups: int  # of runs that train together
-    memory: int  # bytes for data, models and per-client state of the largest group; what local training needs comes on top
+    memory: int  # bytes for data, models and per-client state of the largest group; local training needs more
 
     @property
     def seconds(self) -> float:
@@ -41,7 +41,7 @@ class Forecast:
 
 
 def forecast(built: Built, out: str | Path | None) -> Forecast:
-    """Look at the folders and count the work; nothing is trained and nothing is written."""
+    """Inspect the folders and estimate the work; nothing is trained or written."""
     folder = None if out is None else as_folder(out)
     _, waiting = split_finished(built, folder)
     parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})

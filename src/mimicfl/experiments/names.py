@@ -1,4 +1,4 @@
-"""Names of runs and their folders, and lists of algorithms and seeds as a user writes them."""
+"""Names of runs and their folders; lists of algorithms and seeds as users write them."""
 
 import collections
 from collections.abc import Iterable, Sequence

@@ -55,6 +55,8 @@ def of_code(code: types.CodeType) -> tuple[str, bool]:
 
     The description is the syntax tree, or a hash of the bytecode if the source is missing or has been edited since the import.
     """
+    if code.co_filename == "<string>":  # made by exec: since Python 3.13, inspect would find the text of a program given with -c instead
+        return _compiled(code), False
     try:
         text = textwrap.dedent(inspect.getsource(code))
     except (OSError, TypeError, SyntaxError, IndentationError):

@@ -49,7 +49,7 @@ def server_app(
     """A ServerApp that trains `model()`.
 
     test       returns the samples to evaluate on after every round, in the format of the clients' data function; None: no evaluation
-    loss, task, metrics   what the model learns, as in `mimicfl.simulate`: how to evaluate it
+    loss, task, metrics   the learning task, as in `mimicfl.simulate`, for evaluation
     settings   options of `Federated`, num_rounds, timeout, track (trackers, as in "tensorboard:DIR csv:DIR"),
                form="server" | "client" | "secure", and for secure rounds threshold and clip; the run config takes precedence
     """

@@ -67,7 +67,7 @@ def client_app(
 
     data          returns this client's samples: a `Data`, or (x, y), or (x_train, y_train, x_test, y_test)
     local         local training; its learning rate is used if the server sends none
-    loss, task, metrics   what the model learns, as in `mimicfl.simulate`; the task's metrics are reported by evaluations
+    loss, task, metrics   the learning task, as in `mimicfl.simulate`; the task's metrics are reported by evaluations
     state         folder for the client state (client and secure forms of MimiC); `state-dir` in the node config takes precedence
     secure_only   take part in secure aggregation only: requests for a plain update are refused
     """

@@ -16,6 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from .. import algorithms
+from ..algorithms.base import Step
 from .client_state import is_lost
 from .replies import Update
 from .server_form import ServerForm
@@ -83,10 +84,10 @@ class ClientForm(ServerForm):
     def store_reply(self, client: str, control: dict[str, str]) -> None:
         self.reply_tokens[client], self.committed[client] = control["ticket"], control["committed"]
 
-    def apply(self, t: int, updates: dict[str, Update], eta: float, eta_L: float) -> Tensor:
-        v = super().apply(t, updates, eta, eta_L)  # v_t: the updates are already corrected
-        self.acknowledge(t, list(updates), v)
-        return v
+    def apply(self, t: int, updates: dict[str, Update], eta: float, eta_L: float) -> tuple[Step, Tensor]:
+        step, g = super().apply(t, updates, eta, eta_L)
+        self.acknowledge(t, list(updates), step.mean(g))  # v_t: the updates are already corrected
+        return step, g
 
     def acknowledge(self, t: int, clients: list[str], v: Tensor) -> None:
         """Record whose replies were aggregated in round t, keep v_t for them, and free vectors that no client needs any more."""

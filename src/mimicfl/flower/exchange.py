@@ -12,9 +12,9 @@ from flwr.serverapp import Grid
 from .interface import Strategy
 from .messages import RESTARTED, Messages, SentMessage, reason
 from .replies import reported_id
-from .roster import Roster
+from .roster import Roster, unnamed
 from .round_record import Round
-from .wire import Refused, size, vectors
+from .wire import Refused, records_of, size, vectors
 
 log = logging.getLogger("flwr")
 
@@ -73,7 +73,7 @@ class Exchange:
         sum of the corrections is then kept, also if it is another client.
         """
         form = self.s.form
-        if self.s.query_ids:
+        if self.s.query_ids and unnamed(client):
             for departed in [known for known in form.clients if known != client and self.roster.gone(known)]:
                 if self.roster.may_be(departed, client):
                     form.take_over(departed, client)
@@ -94,18 +94,19 @@ class Exchange:
     def collect(self, kind: str = "") -> list[tuple[SentMessage, Message]]:
         """Process all replies that have arrived; those of `kind` are returned to the caller instead."""
         self.roster.refresh()
-        requested = []
+        requested, hellos = [], []
         for sent, reply in self.messages.collect():
-            if not reply.has_error() and sent.client:
-                self.roster.note_reply(sent.client)
+            self.roster.note_reply(sent, reply)
             if sent.kind == "hello":
-                self.roster.handle_hello(sent, reply)
+                hellos.append((sent, reply))
             elif sent.kind == "train" and self.round.closed:
                 self._after_closing.append((sent, reply))
             elif sent.kind == "train":
                 self._handle_train_reply(sent, reply)
             elif sent.kind == kind:
                 requested.append((sent, reply))
+        for sent, reply in hellos:  # last: a new node may report the id of a client whose reply has just arrived
+            self.roster.handle_hello(sent, reply)
         for dropped in self.roster.take_dropped():
             if (dropped.kind, dropped.t) == ("train", self.round.t) and dropped.client in self.round.waiting:
                 self.round.failed[dropped.client] = RESTARTED
@@ -132,7 +133,7 @@ class Exchange:
             return
         current.updates[sent.client] = update
         current.replies.append(reply)
-        for name, record in reply.content.array_records.items():
+        for name, record in records_of(reply.content, ArrayRecord).items():
             current.bytes_up += size(record)
             current.vectors_up += vectors(name, record)
         if not on_time:
@@ -141,8 +142,8 @@ class Exchange:
 
     def identified(self, sent: SentMessage, reply: Message) -> SentMessage:
         """The message under the id that its reply reports, if the client was known only by its node id."""
-        client, reported = sent.client, reported_id(reply.content)
-        if not self.s.query_ids or client != f"node-{sent.node}" or reported is None:
+        client = sent.client
+        if not self.s.query_ids or client != f"node-{sent.node}" or (reported := reported_id(reply.content)) is None:
             return sent
         if reported in self.roster.node_of and self.roster.node_of[reported] in self.roster.online:
             raise Refused(f"it reports the id {reported}, but another node has that id")
@@ -158,6 +159,6 @@ class Exchange:
 
     def count_download(self, content: RecordDict) -> None:
         """Add a request's arrays to the round's traffic."""
-        for record in content.array_records.values():
+        for record in records_of(content, ArrayRecord).values():
             self.round.bytes_down += size(record)
             self.round.vectors_down += 1

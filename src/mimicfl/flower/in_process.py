@@ -11,6 +11,7 @@ import math
 import os
 import secrets
 import tempfile
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -59,7 +60,9 @@ class InProcessGrid(InMemoryGrid):
         super().__init__(factory)
         self.clock, self.reply = SimulatedClock(), reply
         self.pool: ThreadPoolExecutor | None = None
-        self.training: list[Future[Message | Delayed | None]] = []
+        self.workers = 1
+        self.queue: deque[Message] = deque()  # messages whose clients have not started yet
+        self.training: deque[tuple[str, Future[Message | Delayed | None]]] = deque()  # message -> its reply
         self.unanswered: dict[str, int] = {}  # message -> the event of its expiry
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
@@ -72,20 +75,34 @@ class InProcessGrid(InMemoryGrid):
         accepted = set(super().push_messages(messages))
         for message, seconds in zip(messages, lifetimes, strict=True):
             if message.metadata.message_id in accepted:
-                self.training.append(self.pool.submit(self.reply, message.metadata.dst_node_id, message))
+                self.queue.append(message)
                 expired = Message(Error(code=ErrorCode.MESSAGE_UNAVAILABLE), reply_to=message)
                 self.unanswered[message.metadata.message_id] = self.clock.after(seconds, partial(self._store, expired))
+        self._start_clients()
         return accepted
 
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        done, self.training = self.training, []
-        for future in done:
+    def _start_clients(self) -> None:
+        """Let clients train, as many as there are workers: the replies of all of them might fill the memory."""
+        while self.pool is not None and self.queue and len(self.training) < self.workers:
+            message = self.queue.popleft()
+            reply = self.pool.submit(self.reply, message.metadata.dst_node_id, message)
+            self.training.append((message.metadata.message_id, reply))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterator[Message]:
+        """The replies, one after the other: waits for every client."""
+        waiting = {message for message, _ in self.training} | {message.metadata.message_id for message in self.queue}
+        asked = set(message_ids)
+        yield from super().pull_messages(asked - waiting)
+        while self.training:
+            message_id, future = self.training.popleft()
             found = future.result()
             if isinstance(found, Delayed):
                 self.clock.after(found.seconds, partial(self._store, found.reply))
             elif found is not None:  # None: the client dropped out without a reply
                 self._store(found)
-        return super().pull_messages(message_ids)
+            del found, future  # the caller releases the reply
+            yield from super().pull_messages(asked & {message_id})
+            self._start_clients()
 
     def _store(self, reply: Message) -> None:
         """Store the first reply to a message; its expiry counts as a reply."""
@@ -157,7 +174,7 @@ class Federation:
     def running(self, workers: int = 1) -> Iterator[Grid]:
         """Run the clients inside this block, `workers` at a time."""
         with ThreadPoolExecutor(workers) as pool:
-            self.grid.pool = pool
+            self.grid.pool, self.grid.workers = pool, workers
             try:
                 yield self.grid
             finally:

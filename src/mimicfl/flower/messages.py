@@ -4,14 +4,18 @@ A reply is matched by the id of the message it answers, not by its sender: the S
 node under its own id. A node with a message in flight is busy and gets no second one, so clients never work on outdated rounds.
 """
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 
 from .clock import clock_of
+from .pull import UNREADABLE, Inbox
 from .replies import printable
+from .wire import size
 
 # Flower's error codes, in words.
 REASONS = {
@@ -23,7 +27,9 @@ REASONS = {
     6: "a mod of its app refused the message",
     7: "its app bundle is invalid",
     8: "its app crashed",
+    UNREADABLE: "its reply cannot be read",
 }
+KEPT = 1 << 26  # bytes
 RESTARTED = "it restarted during the round"
 
 
@@ -42,7 +48,7 @@ class Messages:
     """Sends messages through a grid and collects the replies."""
 
     def __init__(self, grid: Grid, poll: float | None = None) -> None:
-        self.grid, self.clock = grid, clock_of(grid, poll)
+        self.grid, self.clock, self.inbox = grid, clock_of(grid, poll), Inbox(grid)
         self.in_flight: dict[str, SentMessage] = {}  # message id -> message
         self.doubted: dict[str, SentMessage] = {}  # to nodes that are believed to be dead, since another one has their client's id
         self.alive: list[SentMessage] = []  # doubted messages that were answered after all
@@ -61,18 +67,19 @@ class Messages:
                 rejected.append(sent)
         return rejected
 
-    def collect(self) -> list[tuple[SentMessage, Message]]:
-        """All replies since the last call, error replies included, each with the message it answers."""
+    def collect(self) -> Iterator[tuple[SentMessage, Message]]:
+        """All replies since the last call, error replies included, each with the message it answers.
+
+        One after the other, so that a reply can be released before the next one is received.
+        """
         if not self.in_flight and not self.doubted:
-            return []
-        replies = []
-        for reply in self.grid.pull_messages([*self.in_flight, *self.doubted]):
+            return
+        for reply in self.inbox.pull([*self.in_flight, *self.doubted]):
             key = reply.metadata.reply_to_message_id
             if (sent := self.in_flight.pop(key, None)) is not None:
-                replies.append((sent, reply))
+                yield sent, reply
             elif (sent := self.doubted.pop(key, None)) is not None and not reply.has_error():
                 self.alive.append(sent)
-        return replies
 
     @property
     def busy(self) -> set[int]:
@@ -87,8 +94,26 @@ class Messages:
         return list(dropped.values())
 
 
+class Recent:
+    """The arrays of the last replies, up to `KEPT` bytes.
+
+    malloc returns memory to the system in heaps of 64 MiB once they are empty. If each reply were released at once, that would happen
+    again and again, and the page faults would cost more CPU time than reading the replies.
+    """
+
+    def __init__(self) -> None:
+        self.records: deque[tuple[int, ArrayRecord]] = deque()
+        self.bytes = 0
+
+    def add(self, record: ArrayRecord) -> None:
+        self.records.append((size(record), record))
+        self.bytes += self.records[-1][0]
+        while self.bytes > KEPT:
+            self.bytes -= self.records.popleft()[0]
+
+
 def reason(reply: Message) -> str:
     """Describe the error of an error reply."""
     text = printable(reply.error.reason or "")
     description = REASONS.get(reply.error.code, f"error {reply.error.code}")
-    return f"{description}: {text}" if text and reply.error.code in (0, 1, 2, 6, 8) else description
+    return f"{description}: {text}" if text and reply.error.code in (0, 1, 2, 6, 8, UNREADABLE) else description

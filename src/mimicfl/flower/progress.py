@@ -1,4 +1,4 @@
-"""Notices runs that learn nothing: they must fail with the reasons, not finish."""
+"""Detects runs that learn nothing: they must fail with the reasons, not finish."""
 
 from collections import Counter
 from typing import Any
@@ -22,13 +22,13 @@ class Progress:
         self.reasons: Counter[str] = Counter()
 
     def note(self, row: dict[str, Any]) -> None:
-        """Take note of a round. Raises `NothingLearned` if too many in a row have failed."""
+        """Count a round. Raises `NothingLearned` if too many in a row have failed."""
         self._count(row)
         if self.failed_rounds is not None and self.in_a_row >= self.failed_rounds:
             raise NothingLearned(self._message(f"in {self.in_a_row} rounds in a row"))
 
     def restore(self, rows: list[dict[str, Any]]) -> None:
-        """Take note of the rounds before a restart, which must not fail the run again: the user may have removed the cause."""
+        """Count the rounds before a restart, which must not fail the run again: the user may have fixed the cause."""
         for row in rows:
             self._count(row)
         self.in_a_row = 0

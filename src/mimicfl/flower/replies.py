@@ -1,6 +1,6 @@
 """Checks what clients send, before anything of it is stored: updates, metrics, control records, client ids.
 
-A reply may hold anything. Whatever is wrong with it raises `Refused`, so that it costs its sender the round and nothing else.
+A reply may hold anything. Whatever is wrong with it raises `Refused`, so that only its sender misses the round.
 """
 
 import math
@@ -14,8 +14,7 @@ from flwr.app import ArrayRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from .compression import Compression
-from .names import natural_key
-from .wire import MIMICFL, SENT, UPDATE, ArraySpec, Layout, Refused, checked, numbers, read_config
+from .wire import MIMICFL, SENT, UPDATE, ArraySpec, Layout, Refused, checked, numbers, read_config, records_of
 
 LONGEST_ID = 100  # characters of a client id
 BLOCK = 1 << 15  # numbers that are processed at once
@@ -58,21 +57,21 @@ def read_update(
     g = torch.empty(layout.size, dtype=layout.dtype) if out is None else out
     try:
         metrics = _metrics(content, needs_steps, weight_key)
-        records = dict(content.array_records)
+        records = records_of(content, ArrayRecord)
         sent = _sent_vectors(records.pop(SENT, None), layout, send)
         if UPDATE in records:
-            buffers = _sent_update(records[UPDATE], layout, g, needs_g, compression)
+            buffers, square = _sent_update(records[UPDATE], layout, g, needs_g, compression), None
         elif len(records) == 1:
-            buffers = _from_weights(next(iter(records.values())), layout, w, eta_L, g)
+            buffers, square = _from_weights(next(iter(records.values())), layout, w, eta_L, g)
         elif not records and not needs_g and not layout.buffers:
-            buffers = _sent_update(ArrayRecord(), layout, g, needs_g)
+            buffers, square = _sent_update(ArrayRecord(), layout, g, needs_g), None
         else:
             raise Refused(f"its reply has {len(records)} array records, expected one with the trained weights")
     except Refused:
         raise
     except Exception as error:
         raise Refused(f"its reply cannot be read ({type(error).__name__})") from None
-    norm = _norm(g)
+    norm = _norm(g, square)
     if not math.isfinite(norm):  # the norm is finite if and only if all numbers are, up to 1e154
         raise Refused("its update is not finite")
     _check_variances(buffers)
@@ -87,10 +86,11 @@ def _sent_vectors(record: ArrayRecord | None, layout: Layout, send: Sequence[str
     return {name: checked(arrays[name], ArraySpec(name, (layout.size,), str(layout.dtype).removeprefix("torch."))) for name in send}
 
 
-def _norm(g: Tensor) -> float:
-    """The norm of g; infinite or nan if a number of it is."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        square = float(np.dot(g.numpy(), g.numpy()))  # one fast pass; exact enough to compare with a bound
+def _norm(g: Tensor, square: float | None) -> float:
+    """The norm of g, from its square if that is known; infinite or nan if a number of g is."""
+    if square is None:
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float(np.dot(g.numpy(), g.numpy()))  # one fast pass; exact enough to compare with a bound
     return math.sqrt(square) if square < 1e30 else float(torch.linalg.vector_norm(g, dtype=torch.float64))
 
 
@@ -113,8 +113,10 @@ def _sent_update(
     return {spec.name: checked(arrays[spec.name], spec) for spec in layout.buffers}
 
 
-def _from_weights(arrays: ArrayRecord, layout: Layout, w: Tensor, eta_L: float, g: Tensor) -> dict[str, Tensor]:
+def _from_weights(arrays: ArrayRecord, layout: Layout, w: Tensor, eta_L: float, g: Tensor) -> tuple[dict[str, Tensor], float]:
+    """Write g; returns the buffers and the square of g's norm."""
     layout.check_names(arrays)
+    square = 0.0
     for spec, sent, out in zip(layout.parameters, layout.split(w.numpy()), layout.split(g.numpy()), strict=True):
         trained = numbers(arrays[spec.name], spec).reshape(-1)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -122,11 +124,12 @@ def _from_weights(arrays: ArrayRecord, layout: Layout, w: Tensor, eta_L: float, 
                 part = np.subtract(sent[a : a + BLOCK], trained[a : a + BLOCK], out=out[a : a + BLOCK], casting="same_kind")
                 if eta_L != 1.0:
                     part /= part.dtype.type(eta_L)
-    return {spec.name: checked(arrays[spec.name], spec) for spec in layout.buffers}
+                square += float(np.dot(part, part))
+    return {spec.name: checked(arrays[spec.name], spec) for spec in layout.buffers}, square
 
 
 def _check_variances(buffers: Mapping[str, Tensor]) -> None:
-    """Running variances below zero, and counters below zero, would stay in the model for ever."""
+    """Running variances below zero, and counters below zero, would stay in the model forever."""
     for name, value in buffers.items():
         if name.endswith(("running_var", "num_batches_tracked")) and bool((value < 0).any()):
             raise Refused(f"array {name!r} holds negative values")
@@ -135,7 +138,7 @@ def _check_variances(buffers: Mapping[str, Tensor]) -> None:
 def _metrics(content: RecordDict, needs_steps: bool, weight_key: str) -> tuple[float, float, float | None]:
     """Local steps, weight and training loss, as reported in the reply's metrics."""
     reported: dict[str, Any] = {}
-    for record in content.metric_records.values():
+    for record in records_of(content, MetricRecord).values():
         check_metrics(record)
         reported |= dict(record)
     has_steps = "steps" in reported
@@ -172,7 +175,7 @@ def same_metrics(contents: list[RecordDict], weight_key: str) -> list[RecordDict
     """
 
     def signature(content: RecordDict) -> tuple[Any, ...] | None:
-        records = list(content.metric_records.values())
+        records = list(records_of(content, MetricRecord).values())
         if len(records) != 1 or not _is_weight(records[0].get(weight_key)):
             return None
         try:
@@ -184,7 +187,13 @@ def same_metrics(contents: list[RecordDict], weight_key: str) -> list[RecordDict
     found = [(signature(content), content) for content in contents]
     usual = [each for each, _ in found if each is not None]
     common = max(usual, key=lambda each: (usual.count(each), len(each)), default=None)
-    return [content for each, content in found if each is not None and each == common]
+    alike = [content for each, content in found if each is not None and each == common]
+    return [content for content in alike if _finite(content)] or alike  # one nan would be the average of all
+
+
+def _finite(content: RecordDict) -> bool:
+    values = [value for record in records_of(content, MetricRecord).values() for value in record.values()]
+    return all(math.isfinite(number) for value in values for number in (value if isinstance(value, list) else [value]))
 
 
 def _is_weight(value: Any) -> bool:
@@ -215,7 +224,3 @@ def reported_id(content: RecordDict) -> str | None:
 def printable(text: str, limit: int = 200) -> str:
     """Text of a client for the log and the rows: one line, without control characters."""
     return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))[:limit]
-
-
-def by_id(clients: Mapping[str, Any]) -> list[str]:
-    return sorted(clients, key=natural_key)

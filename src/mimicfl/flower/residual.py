@@ -3,7 +3,7 @@
 A reply may be late, lost or refused, and the server's next request says which reply of this client it aggregated last. If that is the last
 one, its residual is committed; else the one before it is used again, since nothing of that reply has reached the model. The residual
 is a file if the client has a folder for its state, else it is in Flower's memory of the run, which is lost when the SuperNode restarts.
-A lost residual costs what it holds, once; the corrections on the server still sum to zero.
+A lost residual loses what it holds, once; the corrections on the server still sum to zero.
 """
 
 import hashlib

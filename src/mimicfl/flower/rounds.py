@@ -22,13 +22,13 @@ from ..errors import UsageError
 from .compression import Compression
 from .interface import Strategy
 from .loop import Loop
-from .messages import SentMessage, reason
+from .messages import Recent, SentMessage, reason
 from .names import natural_key
 from .progress import Progress
 from .replies import Update, printable, read_update, same_metrics
 from .robust import NormBound
 from .selection import sample, select_clients
-from .wire import Layout, Refused
+from .wire import Layout, Refused, records_of
 
 log = logging.getLogger("flwr")
 
@@ -66,6 +66,7 @@ class RoundSteps(FlowerFedAvg):
     _matrix: Tensor | None  # [m, d] the updates of a round
     _model: ArrayRecord | None  # the record of the current model, as last handed out
     _outgoing: list[tuple[Message, SentMessage]]  # the messages of this round
+    _released: Recent
     _arrived: dict[str, tuple[SentMessage, Update | None]]  # id of the message -> its checked answer
 
     @property
@@ -94,13 +95,17 @@ class RoundSteps(FlowerFedAvg):
         if self.local_lr is not None:
             train_config["lr"] = eta_L
         w, _ = self.form.layout.read(arrays)
-        contents, starts, ticket = {}, {}, secrets.token_hex(6) if self.compression else ""
+        contents: dict[str, RecordDict] = {}
+        starts, ticket = {}, secrets.token_hex(6) if self.compression else ""
+        shared: dict[int, RecordDict] = {}  # clients that get the same get one record, as in Flower
         for client, (records, settings) in self.form.request(t, clients).items():
             model = records.pop("start", arrays)
             if model is not arrays:
                 starts[client], _ = self.form.layout.read(model)
-            config_record = ConfigRecord(train_config | dict(settings) | self._compressed(client, ticket))
-            contents[client] = RecordDict({self.arrayrecord_key: model, self.configrecord_key: config_record, **records})
+            if records or starts or ticket or id(settings) not in shared:
+                config_record = ConfigRecord(train_config | dict(settings) | self._compressed(client, ticket))
+                shared[id(settings)] = RecordDict({self.arrayrecord_key: model, self.configrecord_key: config_record, **records})
+            contents[client] = shared[id(settings)]
         per_client = any(len(content) > 2 for content in contents.values()) or bool(starts)
         return RoundRequest(t, w, eta_L, starts, self._places(list(contents)), ticket, per_client), contents
 
@@ -140,8 +145,8 @@ class RoundSteps(FlowerFedAvg):
         """Keep a checked answer for `aggregate_train`, and release its arrays if nobody else needs them."""
         self._arrived[reply.metadata.reply_to_message_id] = (sent, None if self.keeps_replies else update)
         if not self.keeps_replies:
-            for name in list(reply.content.array_records):
-                del reply.content[name]
+            for name in records_of(reply.content, ArrayRecord):
+                self._released.add(reply.content.pop(name))
 
     def apply(self, t: int, eta_L: float, updates: dict[str, Update]) -> float:
         """Aggregate the updates of a round; returns eta_t."""

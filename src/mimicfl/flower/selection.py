@@ -14,6 +14,7 @@ from .names import natural_key
 from .roster import unnamed
 
 log = logging.getLogger("flwr")
+LONGEST_QUERY = 120.0  # seconds that the first round waits for the id of a node if enough others are idle
 LOG_INTERVAL = 15.0  # seconds between two log lines while waiting for clients
 
 
@@ -53,10 +54,11 @@ def _wait(loop: Rounds, t: int) -> dict[str, int]:
         idle = {client: node for client, node in roster.idle().items() if client not in loop.round.updates}
         online = sum(node in roster.online for node in roster.node_of.values())
         now = clock.now()
-        # The first round waits until all nodes that are online are identified; later rounds do not wait for new nodes.
+        # The first round waits until all nodes that are online are identified; later rounds do not wait for new nodes, unless one of
+        # them reports the id of a client.
         identifying = t == loop.first and any(sent.kind == "hello" for sent in loop.messages.in_flight.values())
-        identified_by = began + loop.timeout if identifying else now
-        if len(idle) + len(loop.round.updates) >= need and online >= connected and now >= identified_by:
+        identified_by = began + min(loop.timeout, LONGEST_QUERY) if identifying else now
+        if len(idle) + len(loop.round.updates) >= need and online >= connected and now >= identified_by and not roster.probed:
             return idle
         if now >= give_up:
             raise UsageError(
@@ -66,7 +68,7 @@ def _wait(loop: Rounds, t: int) -> dict[str, int]:
         if now - logged > LOG_INTERVAL:
             logged = now
             log.info("round %s waits for %s idle client(s): %s idle, %s busy", t + 1, need, len(idle), len(loop.messages.busy))
-        clock.wait(min(give_up, identified_by if now < identified_by else math.inf))
+        clock.wait(min(moment for moment in (give_up, identified_by, *roster.probed.values(), math.inf) if moment > now))
 
 
 def _available(loop: Rounds, t: int, idle: dict[str, int]) -> dict[str, int]:

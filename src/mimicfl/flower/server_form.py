@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from ..algorithms import declared, trait
-from ..algorithms.base import Task
+from ..algorithms.base import Step, Task
 from ..algorithms.client_memory import ClientMemory
 from ..algorithms.server import ClientUpdates, Request, Server
 from ..errors import Diverged, UsageError
@@ -175,8 +175,8 @@ class ServerForm:
     def store_reply(self, client: str, control: dict[str, str]) -> None:
         """Keep what `check_reply` found in a reply whose update is valid."""
 
-    def apply(self, t: int, updates: dict[str, Update], eta: float, eta_L: float) -> Tensor:
-        """Aggregate the round's updates, ordered by client id so that the arrival order has no effect; returns their mean."""
+    def apply(self, t: int, updates: dict[str, Update], eta: float, eta_L: float) -> tuple[Step, Tensor]:
+        """Aggregate the round's updates, ordered by client id so that the arrival order has no effect; returns what was aggregated."""
         clients = sorted(updates, key=natural_key)
         given = [updates[client] for client in clients]
         rows = np.array([self.row(client) for client in clients])
@@ -188,7 +188,7 @@ class ServerForm:
         received = ClientUpdates(g, K, torch.zeros(len(given)), buffers, sent, finite=True)
         request = Request(t, rows, self._shares(clients, given).to(g.dtype), self.w, self.buffers, Task(), eta_L, eta)
         try:
-            step, g = self.server.apply(request, received)
+            return self.server.apply(request, received)
         except Diverged:
             if bool(torch.isnan(K).any() and torch.isnan(self.w).any()):  # K was used
                 silent = clients[int(torch.isnan(K).nonzero()[0])]
@@ -197,7 +197,6 @@ class ServerForm:
                     "send it as the metric 'steps' or use mimicfl.flower.client_app"
                 ) from None
             raise
-        return step.mean(g)
 
     def _shares(self, clients: list[str], given: list[Update]) -> Tensor:
         """Weights of the active clients among all N; algorithms that use only the active clients need just their proportions."""

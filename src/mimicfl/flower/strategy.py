@@ -28,6 +28,7 @@ from ..registry import describe
 from ..settings import check
 from .compression import Compression
 from .loop import Loop
+from .messages import Recent
 from .options import checked_enough, checked_interval, checked_options, checked_robust
 from .progress import Progress
 from .robust import NormBound, Robust
@@ -43,7 +44,7 @@ class Federated(RoundSteps):
     lr             the clients' learning rate, a schedule; sent to clients as "lr" in the train config. None: the "lr" of the train
                    config, taken as constant
     global_lr      the server's learning rate eta_t; "local" uses the clients' rate, so that FedAvg is plain model averaging
-    server_optimizer   how the model follows the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
+    server_optimizer   how the server applies the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
     update         "sum" or "mean" of the local gradients
     weighting      "uniform", or by "samples"
     num_clients    N; required by algorithms that use it (all but FedAvg, FedProx, FedAvgM and MimiC)
@@ -162,7 +163,7 @@ class Federated(RoundSteps):
         self.model: Callable[[], nn.Module] | None = None  # makes the module, for callbacks; `server_app` sets it
         self.rows: list[dict[str, Any]] = []  # one row per round, as in the folder's rows.jsonl
         self._loop = self._matrix = self._model = None
-        self._outgoing, self._arrived = [], {}
+        self._outgoing, self._arrived, self._released = [], {}, Recent()
 
     def start(
         self,

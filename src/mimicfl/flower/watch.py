@@ -16,7 +16,7 @@ from ..metrics.listing import state_of
 from ..metrics.store import RunFolder
 from .names import natural_key
 
-SHOWN_ROUNDS = 120  # rounds in the picture of who participates
+SHOWN_ROUNDS = 120  # rounds in the picture of participation
 COLUMNS = (("server", "accuracy"), ("server", "loss"), ("train", "train_loss"))  # metrics that are columns of the rows already
 CURVES = ("test_accuracy", "test_loss", "train_loss")
 
@@ -114,7 +114,7 @@ def make_server(path: str | Path, port: int = 8765, with_prometheus: bool = Fals
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            with contextlib.suppress(ConnectionError):  # the browser has gone away
+            with contextlib.suppress(ConnectionError):  # the browser has closed the connection
                 self._answer()
 
         def _answer(self) -> None:

@@ -35,6 +35,21 @@ def swing(rows: Sequence[Row], metric: str = "test_accuracy") -> float | None:
     return statistics.pstdev(tail) if len(tail) > 1 else None
 
 
-def first_at_least(rows: Sequence[Row], target: float, metric: str = "test_accuracy") -> Row | None:
-    """The first row that reaches the target, or None if the run never does (it is then censored at its last round)."""
-    return next((row for row in rows if row.get(metric) is not None and row[metric] >= target), None)
+def first_to_reach(rows: Sequence[Row], target: float, metric: str = "test_accuracy", rises: bool = True) -> Row | None:
+    """The first row whose metric rises (or falls) to the target, or None if the run never reaches it: it is censored at its last round."""
+    known = (row for row in rows if row.get(metric) is not None)
+    return next((row for row in known if (row[metric] >= target if rises else row[metric] <= target)), None)
+
+
+def censored_median(reached: Sequence[float], censored: Sequence[float]) -> float | None:
+    """The median of times of which the censored ones are only known to be longer (Kaplan-Meier); None if it is beyond all reached.
+
+    >>> censored_median([3.0, 5.0, 8.0], [10.0]), censored_median([3.0], [10.0, 10.0])
+    (5.0, None)
+    """
+    remaining = 1.0
+    for time in sorted(reached):
+        remaining *= 1 - 1 / sum(other >= time for other in (*reached, *censored))
+        if remaining <= 0.5 + 1e-9:
+            return time
+    return None

@@ -51,7 +51,7 @@ def ignored_by(loss: Loss) -> int:
     return int(found) if isinstance(found, Integral) else IGNORED
 
 
-def counted(target: Tensor, loss: Loss) -> Tensor:
+def counted_targets(target: Tensor, loss: Loss) -> Tensor:
     """Which targets count for the accuracy."""
     return (target >= 0) & (target != ignored_by(loss))
 
@@ -115,7 +115,7 @@ def scores(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> l
     values = torch.stack([loss(output.clone(), clone(targets)) for output in outputs]).tolist()
     if not isinstance(targets, Tensor) or targets.is_floating_point():
         return [Score(value, None, [], None) for value in values]
-    keep = counted(targets, loss)
+    keep = counted_targets(targets, loss)
     hits = [hit for output in outputs if (hit := correct(output, targets)) is not None]
     labels = targets.clamp_min(0).reshape(-1)  # ignored targets are masked out, so their label does not matter
 

@@ -17,6 +17,7 @@ from ..display import curves, schedule_picture, table
 from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
+from .curves import first_to_reach
 from .store import Row as Row
 from .store import RunFolder
 
@@ -61,7 +62,7 @@ class History:
         return f"History({', '.join([*named, f'{len(self.rows)} rounds', f'{self.num_clients} clients', *ends, *behind])})"
 
     def _repr_html_(self) -> str:
-        """In a notebook: the last values, the curve, and who participated."""
+        """In a notebook: the last values, the curve, and the participation."""
         metric, xs, ys = self.curve()
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
@@ -79,7 +80,7 @@ class History:
         """A new module with the trained parameters and buffers."""
         if self.template is None:
             raise ValueError(
-                "this run was made from Python objects, which its folder does not store; load history.params into your own module"
+                "this run was started from Python objects, which its folder does not store; load history.params into your own module"
             )
         empty = copy.deepcopy(self.template) if isinstance(self.template, nn.Module) else self.template()
         module = params.load(empty, self.params)
@@ -101,7 +102,7 @@ class History:
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
 
     def time_to(self, key: str, target: float, against: str = "virtual_seconds") -> float | None:
-        """What it costs until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
+        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
 
         None if the run never reaches it: the time is then censored at the end of the run. Columns of which smaller values are better,
         such as losses, perplexity and RMSE, must fall to the target; others must rise to it.
@@ -111,14 +112,10 @@ class History:
             raise UsageError(f"the rows have no column {against!r}; virtual seconds need a speed, a bandwidth or a trace")
         if self.rows and not any(key in row for row in self.rows):
             raise UsageError(f"the rows have no column {key!r}; {nearest(key, self.rows[-1])}")
-        rises = higher_is_better(key, self.directions)
-        for row in self.rows:
-            value = row.get(key)
-            if value is not None and (value >= target if rises else value <= target):
-                if row.get(against) is None:
-                    raise UsageError(f"the column {against!r} has no value in round {row['round']}, which reaches the target; use round")
-                return float(row[against])
-        return None
+        row = first_to_reach(self.rows, target, key, higher_is_better(key, self.directions))
+        if row is not None and row.get(against) is None:
+            raise UsageError(f"the column {against!r} has no value in round {row['round']}, which reaches the target; use round")
+        return None if row is None else float(row[against])
 
     def to_pandas(self) -> "pandas.DataFrame":
         """The rows as a data frame (needs pandas)."""

@@ -1,4 +1,4 @@
-"""A quick look at run folders: status, rounds and last values, without PyTorch and without reading whole files.
+"""Inspect run folders quickly: status, rounds and last values, without PyTorch and without reading whole files.
 
 Nothing is verified here; `mimicfl.metrics.store` does that when a run is read.
 """
@@ -23,7 +23,7 @@ HIDDEN = ("source", "preset", *(name for name in NOT_IN_RESULT if name != "devic
 
 @dataclass(frozen=True)
 class Listed:
-    """One run, as it stands on disk."""
+    """One run, as stored on disk."""
 
     path: Path
     status: str  # finished, running, interrupted or damaged

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, flush, sweep, write_tensors, write_text
+from ..files import explained, explained_reading, flush, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
@@ -77,7 +77,7 @@ class RunFolder:
             if not folder.finished:
                 known, here = folder.environment(), environment()
                 write_text(path / "env.json", json.dumps(continued(known, here) if known else here, indent=2) + "\n")
-            sweep(path, FILES)
+            remove_leftovers(path, FILES)
         except BaseException:
             if lock is not None:
                 lock.close()

@@ -52,10 +52,10 @@ class Study:
     def experiment(self, column: str, algorithm: str, seed: int, scale: float = 1.0) -> Experiment:
         """The experiment of one cell and seed (counted from 0)."""
         settings = BASE[self.dataset] | {"algorithm": algorithm} | TUNED.get(algorithm, {}) | self.columns[column]
-        return scaled(from_dict(settings | {"seed": self.first_seed + seed}, self.name).resolved(), scale)
+        return shortened(from_dict(settings | {"seed": self.first_seed + seed}, self.name).resolved(), scale)
 
 
-def scaled(experiment: Experiment, scale: float) -> Experiment:
+def shortened(experiment: Experiment, scale: float) -> Experiment:
     """A shorter run for a quick check: fewer rounds and local epochs; the rate decays to the same final value."""
     if number("--scale", scale, low=0, high=1, open_low=True) == 1.0:
         return experiment

@@ -3,13 +3,12 @@
 from .distributions import DISTRIBUTIONS, Distribution
 from .explicit import Explicit
 from .groups import Circles, Outages
-from .heterogeneous import Dirichlet, InterleavedSine, Lognormal, Sine, Staircase
+from .heterogeneous import Dirichlet, InterleavedSine, LabelCorrelated, Lognormal, Sine, Staircase
 from .patterns import (
     PATTERNS,
     Always,
     Bounded,
     Cyclic,
-    LabelCorrelated,
     Markov,
     Pattern,
     Static,

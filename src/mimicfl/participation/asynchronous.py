@@ -1,7 +1,7 @@
 """Asynchronous training: clients start and finish at their own times, and the server steps after every K arrivals.
 
-Who starts when, and who arrives in which server step, depends on the clock alone, not on the model. The whole order of events is therefore
-known before the run, and a run is as reproducible and as resumable as a synchronous one.
+Which clients start when, and which arrive in which server step, depends on the clock alone, not on the model. The whole order of events is
+therefore known before the run, and a run is as reproducible and as resumable as a synchronous one.
 """
 
 import heapq

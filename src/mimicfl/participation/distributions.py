@@ -34,7 +34,11 @@ def make(what: str, spec: Any) -> Distribution | None:
     if isinstance(spec, Distribution):
         return spec
     if isinstance(spec, str):
-        return DISTRIBUTIONS.make(f"constant:{spec}" if spec.replace(".", "", 1).isdigit() else spec)
+        try:
+            value = float(spec)
+        except ValueError:
+            return DISTRIBUTIONS.make(spec)
+        return DISTRIBUTIONS.make(f"constant:{number(what, value, low=0, open_low=True):.17g}")
     return Constant(number(what, spec, low=0, open_low=True))
 
 
@@ -120,7 +124,7 @@ class FromFile(Distribution):
 
     def draw(self, rng: np.random.Generator, num_clients: int) -> np.ndarray:
         if not self.file:
-            raise UsageError("say which file, as in file:speeds.csv")
+            raise UsageError("name a file, as in file:speeds.csv")
         try:
             lines = Path(self.file).read_text(encoding="utf-8").splitlines()
             return np.array([float(line.strip().rstrip(",")) for line in lines if line.strip() and not line.startswith("#")])

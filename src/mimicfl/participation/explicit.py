@@ -17,6 +17,7 @@ class Explicit(Pattern):
     """A given schedule: a bool (or 0/1) array [rounds, clients], or a file (.npy, .json, .csv, .txt) that holds one."""
 
     matrix: Any = field(default=None, repr=False)
+    reads_file: ClassVar[bool] = True  # in settings, where help shows it as `explicit:FILE`
     spec_hint: ClassVar[str] = "settings name a schedule by its file, as in 'explicit:schedule.npy'; simulate also takes the array"
 
     def __post_init__(self) -> None:

@@ -1,16 +1,18 @@
 """Clients that differ in how often they are available, and availability that changes over time.
 
-The probabilities p_i of the clients are drawn once per run from a Dirichlet or a lognormal distribution and scaled to a given mean. With
-`labels=true` one weight per class is drawn, and a client's weight is the mean over its samples, so availability depends on the data, as in
-the experiments of FedAU (Wang and Ji, 2024) and FedAWE (Xiang et al., 2024). The three patterns that change over time are those of FedAWE:
-client i is available in round t with probability p_i f(t).
+`label-correlated` has two probabilities, for clients that hold certain classes and for the others. Elsewhere the probabilities p_i are
+drawn once per run from a Dirichlet or a lognormal distribution and scaled to a given mean. With `labels=true` one weight per class is
+drawn, and a client's weight is the mean over its samples, so availability depends on the data, as in the experiments of FedAU (Wang and Ji,
+2024) and FedAWE (Xiang et al., 2024). The three patterns that change over time are those of FedAWE: client i is available in round t with
+probability p_i f(t).
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import UsageError, flag, integer, number, probability, unit_interval
+from ..errors import UsageError, flag, integer, number, plain, probability, shown, unit_interval
 from ..seeds import stream
 from .patterns import Pattern, register, uniforms
 
@@ -33,6 +35,46 @@ def scaled(weights: np.ndarray, mean: float, least: float) -> np.ndarray:
 def by_labels(class_weights: np.ndarray, class_counts: np.ndarray) -> np.ndarray:
     """The weight of each client: the mean class weight of its samples."""
     return np.asarray(class_counts @ class_weights / np.maximum(class_counts.sum(axis=1), 1))
+
+
+@register("label-correlated")
+@dataclass(frozen=True)
+class LabelCorrelated(Pattern):
+    """Static probabilities that depend on the data: clients that hold `classes` participate with `rare`, the others with `common`.
+
+    A client holds these classes if at least the share `share` of its samples belongs to them.
+    """
+
+    classes: Sequence[int] = (0, 1)
+    rare: float = 0.05
+    common: float = 0.5
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        probability("rare", self.rare), probability("common", self.common)
+        number("share", self.share, low=0, high=1, open_low=True)
+        given = plain(self.classes)
+        if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
+            raise UsageError(f"classes must be a list of labels such as [0,1], got {shown(given)}")
+        classes = [integer("a label in classes", c, low=0) for c in given]
+        if len(set(classes)) < len(classes):  # probably a typo; its samples must not count twice
+            raise UsageError(f"classes must name each label once, got {shown(classes)}")
+        object.__setattr__(self, "classes", classes)
+
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
+    def rates(self, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray | None:
+        if class_counts is None:
+            raise UsageError("label-correlated availability needs labelled classes and a split; use another pattern for this data")
+        if self.classes and max(self.classes) >= class_counts.shape[1]:
+            raise UsageError(f"label-correlated: class {max(self.classes)} is not in the data, which has {class_counts.shape[1]} classes")
+        held = class_counts[:, list(self.classes)].sum(axis=1) / np.maximum(class_counts.sum(axis=1), 1)
+        return np.where(held >= self.share, self.rare, self.common)
+
+    def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
+        return np.asarray(uniforms(seed, rounds, num_clients) < self.rates(num_clients, seed, class_counts))
 
 
 @dataclass(frozen=True)

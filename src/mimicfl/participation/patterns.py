@@ -12,14 +12,14 @@ round t depends only on the seed and t, not on the number of rounds: a longer ru
 """
 
 import html
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ..display import schedule_picture
-from ..errors import UsageError, flag, integer, number, one_of, plain, probability, shown
+from ..errors import UsageError, flag, integer, one_of, plain, probability, shown
 from ..registry import Registry
 from ..seeds import stream
 from .statistics import observe
@@ -272,43 +272,3 @@ class Cyclic(Pattern):
     def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         phase = stream(seed, "availability").integers(0, self.period, size=num_clients)
         return (np.arange(rounds)[:, None] + phase) % self.period < self.on
-
-
-@register("label-correlated")
-@dataclass(frozen=True)
-class LabelCorrelated(Pattern):
-    """Static probabilities that depend on the data: clients that hold `classes` participate with `rare`, the others with `common`.
-
-    A client holds these classes if at least the share `share` of its samples belongs to them.
-    """
-
-    classes: Sequence[int] = (0, 1)
-    rare: float = 0.05
-    common: float = 0.5
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        probability("rare", self.rare), probability("common", self.common)
-        number("share", self.share, low=0, high=1, open_low=True)
-        given = plain(self.classes)
-        if not isinstance(given, Iterable) or isinstance(given, (str, bytes, Mapping)):
-            raise UsageError(f"classes must be a list of labels such as [0,1], got {shown(given)}")
-        classes = [integer("a label in classes", c, low=0) for c in given]
-        if len(set(classes)) < len(classes):  # probably a typo; its samples must not count twice
-            raise UsageError(f"classes must name each label once, got {shown(classes)}")
-        object.__setattr__(self, "classes", classes)
-
-    @property
-    def needs_labels(self) -> bool:
-        return True
-
-    def rates(self, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray | None:
-        if class_counts is None:
-            raise UsageError("label-correlated availability needs labelled classes and a split; use another pattern for this data")
-        if self.classes and max(self.classes) >= class_counts.shape[1]:
-            raise UsageError(f"label-correlated: class {max(self.classes)} is not in the data, which has {class_counts.shape[1]} classes")
-        held = class_counts[:, list(self.classes)].sum(axis=1) / np.maximum(class_counts.sum(axis=1), 1)
-        return np.where(held >= self.share, self.rare, self.common)
-
-    def draw(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
-        return np.asarray(uniforms(seed, rounds, num_clients) < self.rates(num_clients, seed, class_counts))

@@ -1,8 +1,8 @@
-"""Who takes part in each round of a run whose length is a number of rounds or a budget of model uploads."""
+"""Which clients take part in each round of a run, whose length is a number of rounds or a budget of model uploads."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -19,15 +19,25 @@ FEW = 2**22  # entries of a schedule up to which they are listed; a longer sched
 
 @dataclass
 class Participation:
-    """The rounds of a run: who is available, who is selected and who finishes.
+    """The rounds of a run: which clients are available, selected, and finish.
 
-    `active` is known before the run, unless the selection depends on the model: then it is an estimate until a round has begun.
+    `active` is known before the run, unless the selection depends on the model: then it is an estimate until a round has started.
     """
 
     available: np.ndarray  # bool [T, N]
     active: np.ndarray  # bool [T, N]
     stages: Stages
     arrivals: Arrivals | None = None  # of an asynchronous run
+
+    @property
+    def staged(self) -> Stages | None:
+        """The stages of a round; None if all available clients are active and there is no clock."""
+        return self.stages if self.stages.clock or not self.stages.trivial else None
+
+    @cached_property
+    def active_per_round(self) -> np.ndarray:
+        """[T] an estimate if the selection depends on the model."""
+        return np.asarray(self.active.sum(axis=1))
 
     def round(self, t: int, losses: Losses) -> Round:
         """Round t. `losses` is called only by selections that depend on the model."""
@@ -40,6 +50,15 @@ class Participation:
             self.active[t] = False
             self.active[t, now.active] = True
         return now
+
+    def columns(self, t: int, now: Round, before: float) -> dict[str, Any]:
+        """What the row of round t says about stages and clock; `before` is the virtual time at which the last round ended."""
+        if now.versions is not None:
+            return {"staleness": (t - now.versions).tolist(), "virtual_seconds": round(before + now.seconds, 6)}
+        found = {} if self.stages.trivial else now.columns(self.available.shape[1])
+        if self.stages.clock:
+            found["virtual_seconds"] = round(self.stages.ends(t, before, now.seconds), 6)
+        return found
 
     def _here(self, t: int) -> np.ndarray:
         """The clients available in round t."""
@@ -69,7 +88,7 @@ def participation(
     uploads_per_round: int,
     buffered: Buffered | None = None,
 ) -> Participation:
-    """Who takes part in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
+    """Which clients take part in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
     stages.check(num_clients)
     if buffered is not None:
         return _asynchronous(buffered, pattern, stages, num_clients, seed, class_counts, _steps(rounds, uploads, uploads_per_round))
@@ -87,7 +106,7 @@ def _steps(rounds: int | None, uploads: int | None, uploads_per_round: int) -> i
     if uploads is not None:
         given.append(integer("uploads", uploads) // uploads_per_round)
     if not given or min(given) == 0:
-        raise UsageError("say how long to train: rounds=100 server steps, or uploads=200 to stop at a communication budget")
+        raise UsageError("set how long to train: rounds=100 server steps, or uploads=200 to stop at a communication budget")
     return integer("rounds", min(given), high=MOST_ROUNDS)
 
 
@@ -113,7 +132,7 @@ def _asynchronous(
     active = np.zeros((steps, num_clients), dtype=bool)
     for t, clients in enumerate(found.clients):
         active[t, clients] = True
-    return Participation(active, active, dataclasses.replace(stages, round_seconds=None), found)
+    return Participation(active, active, stages, found)
 
 
 def run_schedule(
@@ -126,17 +145,17 @@ def run_schedule(
     uploads_per_round: int,
     stages: Stages | None = None,
 ) -> np.ndarray:
-    """Return who is available in the whole run, bool [T, N]; with `stages`, only rounds with an active client use up uploads."""
+    """Return which clients are available in the whole run, bool [T, N]; with `stages`, only rounds with an active client use up uploads."""
     given = len(pattern.values) if isinstance(pattern, Explicit) else None
     if rounds is not None:
         integer("rounds", rounds, high=MOST_ROUNDS)
     if uploads is None:
         if rounds is None and given is None:
-            raise UsageError("say how long to train: rounds=100, or uploads=200 to stop at a communication budget")
+            raise UsageError("set how long to train: rounds=100, or uploads=200 to stop at a communication budget")
         return schedule(pattern, rounds or given or 0, num_clients, seed, class_counts)
     needed = integer("uploads", uploads, high=MOST_ROUNDS) // uploads_per_round  # nonempty rounds
     if needed == 0:
-        raise UsageError(f"uploads={uploads} does not pay for one round, which takes {uploads_per_round}: raise uploads")
+        raise UsageError(f"uploads={uploads} is less than the {uploads_per_round} uploads of one round: raise uploads")
     limit = min(rounds or MOST_ROUNDS, given or MOST_ROUNDS)
     length = min(limit, 2 * needed)
     found = 0
@@ -155,7 +174,7 @@ def run_schedule(
             )
         if length == limit or (busy[-1] == found and length >= 10_000):  # no nonempty round in thousands of new rounds
             raise UsageError(
-                f"only {busy[-1]} of {length:,} rounds have active clients: {uploads} uploads are out of reach with this availability; "
+                f"only {busy[-1]} of {length:,} rounds have active clients: {uploads} uploads cannot be reached with this availability; "
                 "lower uploads or choose another availability"
             )
         found, length = int(busy[-1]), min(limit, 4 * length)

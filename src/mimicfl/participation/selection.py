@@ -1,4 +1,4 @@
-"""Client selection: which of the available clients the server asks in a round.
+"""Client selection: which of the available clients train in a round.
 
 A selection is a frozen dataclass with one method, `choose`, that returns client numbers. A function of the candidates works as well:
 `select=lambda c: c.available[:3]`.
@@ -30,7 +30,7 @@ class Candidates:
 
     @property
     def rng(self) -> np.random.Generator:
-        """The random stream of this round; it begins anew on every access."""
+        """The random stream of this round; it restarts on every access."""
         return stream(self.seed, "selection", self.t)
 
 
@@ -49,11 +49,11 @@ class Selection:
 
     @property
     def asked(self) -> int | None:
-        """The number of clients asked if enough are available; None: all."""
+        """The number of clients selected if enough are available; None: all."""
         return None
 
     def choose(self, candidates: Candidates) -> np.ndarray:
-        """The clients that are asked in this round."""
+        """The clients that are selected in this round."""
         raise NotImplementedError(f"{type(self).__name__} must define choose(candidates)")
 
 
@@ -80,7 +80,7 @@ def make(spec: Any) -> Selection:
 @register("all")
 @dataclass(frozen=True)
 class All(Selection):
-    """All available clients are asked."""
+    """All available clients are selected."""
 
     def choose(self, candidates: Candidates) -> np.ndarray:
         return candidates.available
@@ -111,7 +111,7 @@ class Uniform(_OfK):
 @register("over-select")
 @dataclass(frozen=True)
 class OverSelect(Uniform):
-    """k * factor clients are asked, and the first k that finish are counted (Bonawitz et al., 2019, with factor 1.3)."""
+    """k * factor clients are selected, and the first k that finish are counted (Bonawitz et al., 2019, with factor 1.3)."""
 
     factor: float = 1.3
 
@@ -134,7 +134,7 @@ class BySamples(_OfK):
     """k of the available clients, drawn without replacement with probabilities in proportion to their numbers of samples."""
 
     def choose(self, candidates: Candidates) -> np.ndarray:
-        return weighted(candidates, self.k)
+        return by_samples(candidates, self.k)
 
 
 @register("power-of-choice")
@@ -155,14 +155,14 @@ class PowerOfChoice(_OfK):
             raise UsageError(f"power-of-choice: candidates={self.candidates} is below k={self.k}; draw at least k candidates")
 
     def choose(self, candidates: Candidates) -> np.ndarray:
-        drawn = np.sort(weighted(candidates, self.candidates or 2 * self.k))
+        drawn = np.sort(by_samples(candidates, self.candidates or 2 * self.k))
         losses = candidates.losses(drawn) if len(drawn) > self.k else np.zeros(len(drawn))
         return drawn[np.argsort(-losses, kind="stable")[: self.k]]
 
 
 @dataclass(frozen=True)
 class Custom(Selection):
-    """A function of the candidates that returns the numbers of the clients to ask."""
+    """A function of the candidates that returns the numbers of the selected clients."""
 
     function: Callable[[Candidates], Any]
     needs_model = True  # it may ask for losses
@@ -171,7 +171,7 @@ class Custom(Selection):
         return np.asarray(self.function(candidates))
 
 
-def weighted(candidates: Candidates, k: int) -> np.ndarray:
+def by_samples(candidates: Candidates, k: int) -> np.ndarray:
     """Draw k of the available clients without replacement, in proportion to their numbers of samples."""
     here = candidates.available
     arrival = candidates.rng.exponential(size=len(here)) / candidates.sizes[here]  # the first k arrivals are such a draw
@@ -195,8 +195,8 @@ def chosen(selection: Selection, candidates: Candidates) -> np.ndarray:
 
 
 def check_population(selection: Selection, num_clients: int) -> None:
-    """Refuse a selection that asks for more clients than exist."""
+    """Refuse a selection that needs more clients than exist."""
     if selection.asked is not None and selection.asked > num_clients:
-        raise UsageError(f"the selection asks {selection.asked} clients per round, but there are only {num_clients}; lower k")
+        raise UsageError(f"the selection needs {selection.asked} clients per round, but there are only {num_clients}; lower k")
     if isinstance(selection, PowerOfChoice) and selection.candidates > num_clients:
         raise UsageError(f"power-of-choice draws {selection.candidates} candidates, but there are only {num_clients} clients")

@@ -14,7 +14,7 @@ NOBODY = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class Round:
-    """Who took part in one round, and who did not. `active` are the clients whose updates are counted."""
+    """Which clients took part in one round, and which did not. `active` are the clients whose updates are aggregated."""
 
     available: np.ndarray = field(default_factory=lambda: NOBODY)
     selected: np.ndarray = field(default_factory=lambda: NOBODY)
@@ -36,7 +36,7 @@ class Stages:
     """Selection, deadline and clock of a run.
 
     seconds         [N] virtual seconds that each client needs for a round; None without a clock
-    deadline        seconds after which the server stops waiting; None: it waits for everybody
+    deadline        seconds after which the server stops waiting; None: it waits for all clients
     round_seconds   rounds start at multiples of this time, as in a trace; None: a round starts when the last has ended
     """
 
@@ -81,7 +81,7 @@ class Stages:
 
     @cached_property  # the median of a large population takes a millisecond
     def idle(self) -> float:
-        """The virtual seconds of a round in which the server waits in vain: the deadline, or what the median client needs."""
+        """The virtual seconds of a round without active clients: the deadline, or what the median client needs."""
         if self.seconds is None:
             return self.round_seconds or 0.0
         return float(self.limit if self.limit is not None else np.median(self.seconds))
@@ -112,7 +112,7 @@ class Stages:
         wanted = len(selected) if self.selection.first is None else min(self.selection.first, len(selected))
         order = np.argsort(need, kind="stable")  # of equally fast clients the lower number comes first
         counted = order[in_time[order]][:wanted]
-        # The server waits for the last client that it counts, or until the limit for those that never come.
+        # The server waits for the last client that it counts, or until the limit for those that never finish.
         took = float(need[counted].max()) if len(counted) == wanted and wanted else self.idle
         late = int((~in_time).sum())
         return Round(available, selected, np.sort(selected[counted]), late, len(selected) - late - len(counted), took)

@@ -58,7 +58,7 @@ def curves(tables: Sequence[Table]) -> Figure:
 
 
 def critical_difference(found: Ranking) -> Figure:
-    """Mean ranks on a line; a bar joins algorithms that the Nemenyi test does not tell apart."""
+    """Mean ranks on a line; a bar joins algorithms that the Nemenyi test does not distinguish."""
     bars, names = found.groups(), list(found.ranks)
     figure = Figure(figsize=(8, 1.3 + 0.2 * len(names) + 0.16 * len(bars)), layout="constrained")
     axes = figure.add_subplot()

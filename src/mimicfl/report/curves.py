@@ -58,7 +58,7 @@ def positions(rows: Sequence[Row], axis: str) -> list[float | None]:
     if axis == "seconds":
         return list(itertools.accumulate(float(row.get("seconds") or 0.0) for row in rows))
     if axis == "virtual_seconds":
-        return [number(row.get(axis)) for row in rows]
+        return [as_number(row.get(axis)) for row in rows]
     scale = {"megabytes": ("bytes_up", 1e-6, 0), "round": ("round", 1, 1), "uploads": ("uploads", 1, 0)}[axis]
     column, factor, offset = scale
     return [float(factor * row[column] + offset) for row in rows]
@@ -88,10 +88,10 @@ def axes_of(runs: Iterable[History]) -> dict[str, str]:
 
 def own_metrics(runs: Iterable[History]) -> list[str]:
     """Columns of numbers that callbacks have added to the rows."""
-    keys = dict.fromkeys(key for run in runs for row in run.rows for key, value in row.items() if number(value) is not None)
+    keys = dict.fromkeys(key for run in runs for row in run.rows for key, value in row.items() if as_number(value) is not None)
     return [key for key in keys if key not in COLUMNS and key != "crc"]
 
 
-def number(value: object) -> float | None:
+def as_number(value: object) -> float | None:
     """The value of a number; None for everything else."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None

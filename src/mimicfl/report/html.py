@@ -22,7 +22,7 @@ from .page_data import page_data
 from .rates import RATES, best_rates, rate_setting
 from .summary import Group, main_metric, more_metrics
 from .tables import extreme_word, lines, overview
-from .verdict import RULE, listed, tally, verdict
+from .verdict import RULE, enumerated, tally, verdict
 
 PAGE = Path(__file__).parent / "page"
 SCRIPTS = ("data", "chart", "clients", "page")  # in this order
@@ -53,7 +53,7 @@ def write(
 ) -> Path:
     """Write the report page of these runs; `theory` holds figures of their diagnoses, and `notes` remarks about these.
 
-    `live`: the page loads itself again after this many seconds; 0 for never.
+    `live`: the page reloads itself after this many seconds; 0 for never.
     """
     page = escaping().from_string((PAGE / "template.html").read_text(encoding="utf-8"))
     configs = [run.config for g in groups for run in g.runs]
@@ -119,7 +119,7 @@ def embedded(picture: Figure) -> str:
 
 def _title(groups: Sequence[Group], configs: Sequence[dict[str, Any]]) -> str:
     datasets = ", ".join(sorted({str(c.get("dataset", "data")) for c in configs}))
-    names = listed([g.label for g in groups])
+    names = enumerated([g.label for g in groups])
     what = names if len(groups) < 3 or len(names) <= LONG_TITLE else f"{len(groups)} configurations"
     return f"{what} on {datasets} with client dropouts"
 

@@ -11,7 +11,7 @@ from ..metrics.columns import percent
 from ..metrics.history import History
 from ..participation import observe
 from .columns import NAMES, OWN_TEST, axis, higher_is_better
-from .curves import axes_of, number, positions
+from .curves import as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table
 from .rates import RATES, rate_of, rate_setting
@@ -88,7 +88,7 @@ def _run(run: History, metrics: dict[str, str], axes: dict[str, str]) -> dict[st
     if step > 1:  # a thinned row shows the last values up to it
         rows = [_latest(run.rows, k, step, metrics) for k in kept]
     x = {axis: _at(positions(run.rows, axis), kept) for axis in axes}
-    return {"x": _rounded(x), "y": {key: [_rounded(number(row.get(key))) for row in rows] for key in metrics}}
+    return {"x": _rounded(x), "y": {key: [_rounded(as_number(row.get(key))) for row in rows] for key in metrics}}
 
 
 def _at(values: Sequence[float | None], kept: Sequence[int]) -> list[float | None]:
@@ -104,7 +104,7 @@ def _thirds(runs: Sequence[History]) -> list[float]:
     """The mean accuracy on the clients that participate rarely, at a medium rate and often, a third each."""
     found = []
     for run in runs:
-        known = [i for i, value in enumerate(run.client_accuracy) if number(value) is not None]
+        known = [i for i, value in enumerate(run.client_accuracy) if as_number(value) is not None]
         if len(known) >= 3:
             share = run.available.mean(axis=0)
             order = sorted(known, key=lambda i: (share[i], i))
@@ -114,7 +114,7 @@ def _thirds(runs: Sequence[History]) -> list[float]:
 
 @dataclass
 class _Schedule:
-    """Who was active when, and the runs that have this schedule, the longest first; shorter ones have its first rounds."""
+    """Which clients were active when, and the runs that have this schedule, the longest first; shorter ones have its first rounds."""
 
     key: str
     label: str  # of the group of the longest run
@@ -145,7 +145,7 @@ def _setting(run: History) -> str:
 
 
 def _shown(schedules: Sequence[_Schedule]) -> list[dict[str, Any]]:
-    """The schedules as the page draws them; those of one setting are told apart by the label of a group."""
+    """The schedules as the page draws them; those of one setting are distinguished by the label of a group."""
     drawn = [each for each in schedules if each.runs[0].rows]
     named = len({str(each.runs[0].config.get("availability")) for each in drawn}) > 1
     alike = Counter(_setting(each.runs[0]) for each in drawn)

@@ -24,7 +24,7 @@ from ..text import visible
 from . import figures
 from .html import PAGE, embedded, escaping
 from .paper_figures import draw
-from .paper_values import SAME, Comparison, Lookup, Value, comparisons, costs_differ, lookup_in, value
+from .paper_values import SAME, ColumnResults, Lookup, Value, comparisons, costs_differ, lookup_in, value
 from .paper_verdicts import AS_PRINTED, FIRST, FIRST_ROUNDS, Verdict, judge
 from .spread import mean_std, signed
 from .summary import title
@@ -182,7 +182,7 @@ def _tail_table(study: Study, lookup: Lookup, equal_rounds: bool) -> Tails | Non
     return Tails(f"Mean over the last tenth of the run, {where}", rows)
 
 
-def _tail_entry(here: Comparison | None, algorithm: str) -> tuple[str, str]:
+def _tail_entry(here: ColumnResults | None, algorithm: str) -> tuple[str, str]:
     if here is None:
         return "–", "–"
     mean, std = mean_std(list(here.tails[algorithm].values()))

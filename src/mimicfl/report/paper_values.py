@@ -75,7 +75,7 @@ def lookup_in(records: Records, seeds: Sequence[int]) -> Lookup:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ColumnResults:
     """Means over the last tenth of the runs of one column, and MimiC's lead over each other algorithm."""
 
     rounds: int | None  # the number of rounds that count; None: as many as the budget of uploads allows
@@ -111,7 +111,7 @@ def columns_of(study: Study, lookup: Lookup) -> dict[str, dict[str, Value]]:
     return {c: values if len(values) == len(study.algorithms) else {} for c, values in found.items()}
 
 
-def comparisons(study: Study, lookup: Lookup, equal_rounds: bool = False) -> dict[str, Comparison]:
+def comparisons(study: Study, lookup: Lookup, equal_rounds: bool = False) -> dict[str, ColumnResults]:
     """The complete columns of a study, compared over the seeds that all algorithms have; p values are adjusted over all of them."""
     rounds: dict[str, int | None] = {}
     tails: dict[str, dict[str, dict[int, float]]] = {}
@@ -123,7 +123,7 @@ def comparisons(study: Study, lookup: Lookup, equal_rounds: bool = False) -> dic
     leads = {(c, a): Paired.between(ends["mimic"], rival) for c, ends in tails.items() for a, rival in ends.items() if a != "mimic"}
     adjusted = holm({key: lead.p for key, lead in leads.items()})
     return {
-        c: Comparison(rounds[c], ends, {a: leads[c, a] for a in ends if a != "mimic"}, {a: adjusted[c, a] for a in ends if a != "mimic"})
+        c: ColumnResults(rounds[c], ends, {a: leads[c, a] for a in ends if a != "mimic"}, {a: adjusted[c, a] for a in ends if a != "mimic"})
         for c, ends in tails.items()
     }
 

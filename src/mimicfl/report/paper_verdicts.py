@@ -9,7 +9,7 @@ from ..paper.studies import STUDIES
 from ..paper.study import Study
 from ..significance import FEW, LEVEL, NO, OPEN, UNDECIDED, YES, Paired, holm, outcome
 from .paper_values import (
-    Comparison,
+    ColumnResults,
     Lookup,
     Value,
     columns_of,
@@ -75,7 +75,7 @@ def _first(study: Study, lookup: Lookup) -> Iterator[Verdict]:
             yield Verdict(claim, study.place(column), result, _first_text(study, column, here), study.name, in_paper)
 
 
-def _first_text(study: Study, column: str, here: Comparison) -> str:
+def _first_text(study: Study, column: str, here: ColumnResults) -> str:
     """MimiC's lead over the best of the others, and how many leads are significant."""
     second = min(here.leads, key=lambda a: here.leads[a].mean)
     lead = here.leads[second]

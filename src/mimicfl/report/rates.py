@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ..metrics.columns import show
 from ..registry import parse
 from .columns import higher_is_better
-from .curves import number
+from .curves import as_number
 from .spread import mean_std
 from .summary import Group, algorithm_title, main_metric
 
@@ -48,7 +48,7 @@ def rate_of(g: Group, setting: str) -> float | None:
         return float(value)
     except ValueError:
         _, values, _ = parse(value)
-    return number(values[0]) if values else None
+    return as_number(values[0]) if values else None
 
 
 def best_rates(groups: Sequence[Group]) -> list[BestRate]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import explained, sweep_dead, write_text
+from ..files import explained, remove_dead, write_text
 from ..fingerprint import digest
 from ..metrics.history import read
 from ..metrics.lock import is_locked
@@ -30,8 +30,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, liv
     results.tex.
 
     Diagnosed runs also get theory-*.png. Without `out`, the report of one path is written into it, and the report of several paths into a
-    new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it loads itself again
-    after that many seconds.
+    new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it reloads itself after that
+    many seconds.
     """
     folders = find_runs(list(paths))
     histories = [read(folder) for folder in folders]
@@ -42,7 +42,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, liv
     target = Path(out) if out is not None else _default_folder(list(map(Path, paths)))
     with explained(target):
         target.mkdir(parents=True, exist_ok=True)
-        sweep_dead(target)
+        remove_dead(target)
     theory, notes = theory_figures.draw(groups)
     pictures = [] if live else _pictures(groups, target)
     pictures += [figures.save(found, target / f"theory-{name}.png") for name, found in theory.items()]

@@ -143,7 +143,7 @@ def _algorithm(run: History) -> str:
 def main_metric(groups: Sequence[Group]) -> str:
     """The first built-in metric of the runs' task; without a task accuracy, else the distance to a known optimum, else the test loss.
 
-    Groups that have not been evaluated yet have no say.
+    Groups that have not been evaluated yet are ignored.
     """
     given = [column for column in task_columns([run.config for g in groups for run in g.runs]) if column in BUILT_IN]
     order = (*given, "test_accuracy", "distance")

@@ -124,7 +124,7 @@ def _printed(rounds: Rounds, L: float, K: int, eta_L: float, tau_max: int | None
 
 
 @dataclass(frozen=True)
-class Bounded:
+class BoundCurves:
     """The measured weighted mean of the squared gradient norms and its upper bounds, for every number of rounds."""
 
     number: np.ndarray
@@ -134,7 +134,7 @@ class Bounded:
     notes: list[str]
 
 
-def bounded(history: History) -> Bounded | None:
+def bounded(history: History) -> BoundCurves | None:
     """Measurements and bounds of one run; None if it was not diagnosed."""
     found = diagnosed(history)
     if not found:
@@ -163,7 +163,7 @@ def bounded(history: History) -> Bounded | None:
         lines = _bounds(history, rounds, found, held, max(constants), K, notes)
         if found[0]["L_how"] == "estimate":
             notes.append("L is an estimate from power iteration, so the bounds are estimates, too")
-    return Bounded(rounds.number, measured, held["grad2"], lines, notes)
+    return BoundCurves(rounds.number, measured, held["grad2"], lines, notes)
 
 
 def _bounds(

@@ -167,7 +167,7 @@ def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
     if by_class is not None:
         pictures["recall"] = by_class
     try:
-        found = rate_of(shown)
+        found = certified_rates(shown)
         if found is not None:
             pictures["certificate"] = found
     except UsageError as reason:
@@ -175,7 +175,7 @@ def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
     return pictures, notes
 
 
-def rate_of(groups: Sequence[Group]) -> Figure | None:
+def certified_rates(groups: Sequence[Group]) -> Figure | None:
     """The figure of certified rates for the first run whose L is known; emphasized algorithms come first."""
     runs: list[History] = [g.runs[0] for g in sorted(groups, key=lambda g: not g.emphasized)]
     for run in runs:

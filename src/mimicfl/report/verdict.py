@@ -132,7 +132,7 @@ def _verdict(groups: Sequence[Group]) -> str:
         return f"{winner.label} ends at {show(metric, mean, std)}."
     level = [g.label for g in groups if g.finals(metric) and equal(winner, g, metric)]
     if len(level) > 1:
-        return f"{listed(level)} tie at {show(metric, mean)}{few}."
+        return f"{enumerated(level)} tie at {show(metric, mean)}{few}."
     second = best([g for g in groups if g is not winner], metric)
     assert second is not None
     gap = abs(mean - mean_std(second.finals(metric))[0])
@@ -153,10 +153,10 @@ def _decided(at: Standing) -> str:
     parts = []
     for result, phrase in words.items():
         if labels := at.labels(result):
-            parts.append(f"{phrase} {'all others' if len(labels) == len(at.outcomes) > 1 else listed(labels)}")
+            parts.append(f"{phrase} {'all others' if len(labels) == len(at.outcomes) > 1 else enumerated(labels)}")
     return ", ".join(parts)
 
 
-def listed(names: Sequence[str]) -> str:
+def enumerated(names: Sequence[str]) -> str:
     """`A, B and C`."""
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -25,8 +25,8 @@ def setting(
 ) -> Any:
     """Declare a setting: command-line option, TOML key, Python argument and documentation follow from this one line.
 
-    check              raises `UsageError` for a value that makes no sense; `choices` is the same for a list of words
-    part_of_result     False for settings that say how or where a run is made, not what its result is
+    check              raises `UsageError` for an invalid value; `choices` does so for a list of words
+    part_of_result     False for settings that determine how or where a run is trained, not its result
     stored_at_default  False for a setting added later: runs that leave it at its default keep the id they had before
     """
     metadata: dict[str, Any] = {"help": text, "metavar": metavar or "|".join(choices), "check": check, "choices": tuple(choices)}
@@ -54,7 +54,7 @@ def engine_name(name: str, value: Any) -> Any:
 
 
 def engine_parts(engine: str) -> tuple[str, int, bool]:
-    """`batched:128:compiled` as name, lanes (0: as many as suit) and whether to compile."""
+    """`batched:128:compiled` as name, lanes (0: chosen automatically) and whether to compile."""
     if not isinstance(engine, str):
         raise UsageError(f"engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     name, *details = engine.split(":")
@@ -64,7 +64,7 @@ def engine_parts(engine: str) -> tuple[str, int, bool]:
         name not in MOST_LANES or not lanes.isdecimal() or not 1 <= int(lanes) <= MOST_LANES[name] or compiled not in ([], ["compiled"])
     ):
         most = " and ".join(f"{engine} up to {most}" for engine, most in MOST_LANES.items())
-        raise UsageError(f"engine {engine!r} cannot be read: lanes and the compiler are asked for as in batched:128:compiled ({most})")
+        raise UsageError(f"engine {engine!r} is not valid: write the number of lanes and the compiler as in batched:128:compiled ({most})")
     return name, int(lanes), bool(compiled)
 
 
@@ -90,7 +90,9 @@ def coerce(name: str, value: Any, kind: Any) -> Any:
             if str not in choices:
                 raise UsageError(f"{name} must be a whole number, got {value!r}") from None
     if float in choices:
-        with contextlib.suppress(ValueError, TypeError, OverflowError):  # "0.05" and 0.05 are one rate; "geometric:..." is none of these
+        with contextlib.suppress(
+            ValueError, TypeError, OverflowError
+        ):  # "0.05" and 0.05 are the same rate; "geometric:..." is not a number
             return float(value)
     if str in choices and isinstance(value, str):
         return without_nul(name, value.strip())

@@ -1,7 +1,7 @@
 """`Experiment`: all settings of a run, with one meaning in TOML, on the command line and in Python.
 
-Algorithms, patterns and rates are specs here (`fedprox:mu=0.1`); `experiments.build` makes the objects. `resolved()` fills in what is left
-at "auto" with the dataset's usual values. Only resolved experiments are stored, so a later change of a default cannot change an old run.
+Algorithms, patterns and rates are specs here (`fedprox:mu=0.1`); `experiments.build` makes the objects. `resolved()` replaces every "auto"
+by the dataset's default. Only resolved experiments are stored, so a later change of a default cannot change an old run.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ USUAL_FOR: dict[str, dict[str, Any]] = {
     "sotu": {"model": "transformer", "lr": "constant:0.1", "batch_size": 16, "uploads": 200, "partition": "natural"},
     "synthetic": {"model": "linear", "lr": "constant:0.01", "batch_size": 10, "uploads": 200, "partition": "natural"},
 }
-# SCAFFOLD counted two uploads when these ids were first given: they keep their meaning, and the default of today has a new one.
+# SCAFFOLD counted two uploads when these ids were first given: they keep their meaning, and today's default has a new id.
 FORMERLY = {"scaffold:uploads=2": "scaffold", "scaffold": "scaffold:uploads=1"}
 USUAL = {"model": "mlp", "lr": "constant:0.01", "batch_size": 16, "uploads": 200, "partition": "shards:2"}
 
@@ -38,7 +38,7 @@ class Experiment:
     """Settings of one run: `Experiment(algorithm="mimic", rounds=50)`.
 
     Algorithm, availability and rates may be given as objects: `mf.MimiC()`, `mf.availability.Bounded(50)`, `mf.lr.geometric(0.1, 0.99)`.
-    They are stored as the spec that makes them again.
+    They are stored as specs, from which they can be rebuilt.
     """
 
     dataset: str = setting("digits", "dataset", "NAME")
@@ -46,7 +46,7 @@ class Experiment:
     num_clients: int = setting(30, "number of clients", "N", check=integer)
     validation: float = setting(
         0.0,
-        "hold out this share of the training samples and evaluate on them instead of the test samples, to tune a setting",
+        "hold out this share of the training samples and evaluate on them instead of the test samples, for tuning",
         "X",
         check=unit_interval,
         stored_at_default=False,
@@ -56,7 +56,7 @@ class Experiment:
     loss: str = setting("auto", "loss; mse is half the mean squared error", "NAME")
     task: str = setting(
         "auto",
-        "what the model learns, instead of a loss: it says the loss, how outputs are read, and the metrics",
+        "learning task, instead of a loss: it determines the loss, how outputs are interpreted, and the metrics",
         choices=("auto", "classification", "token-prediction", "regression", "multi-label"),
         stored_at_default=False,
     )
@@ -68,7 +68,7 @@ class Experiment:
     )
     algorithm: str = setting("mimic", "federated algorithm", "SPEC")
     availability: str = setting("time-varying:0.1", "which clients are available in which round", "SPEC")
-    select: str = setting("all", "which of the available clients are asked", "SPEC", stored_at_default=False)
+    select: str = setting("all", "which of the available clients are selected", "SPEC", stored_at_default=False)
     deadline: float = setting(
         0.0, "virtual seconds after which the server stops waiting for clients; 0: none", "S", check=non_negative, stored_at_default=False
     )
@@ -90,7 +90,7 @@ class Experiment:
     )
     participation_rates: str = setting(
         "known",
-        "how often clients participate, as given to algorithms that need it: known from the availability, or estimated so far",
+        "participation rates for algorithms that need them: known from the availability, or estimated from past rounds",
         choices=("known", "estimated"),
         stored_at_default=False,
     )
@@ -101,10 +101,8 @@ class Experiment:
     batch_size: int | str = setting("auto", "samples per local step, or 'full'", "B", check=batch)
     lr: float | str = setting("auto", "local learning rate: a number, or a schedule such as geometric:0.01,0.95,floor=1e-5", "RATE")
     global_lr: float | str = setting("local", "global learning rate, or 'local' to follow the local one", "RATE")
-    server_optimizer: str = setting("none", "how the model follows the algorithm's direction: none, or", "SPEC", stored_at_default=False)
-    optimizer: str = setting(
-        "sgd", "optimizer of the clients, reset in every round: sgd:nesterov=true, adamw:betas=[0.9,0.99]", "SPEC", stored_at_default=False
-    )
+    server_optimizer: str = setting("none", "how the server applies the algorithm's direction: none, or", "SPEC", stored_at_default=False)
+    optimizer: str = setting("sgd", "the clients' optimizer, reset in every round", "SPEC", stored_at_default=False)
     weight_decay: float = setting(0.0, "weight decay of the clients' optimizer", "X", check=non_negative, stored_at_default=False)
     momentum: float = setting(
         0.0, "momentum of the clients' SGD, reset to zero in every round", "X", check=unit_interval, stored_at_default=False
@@ -127,7 +125,7 @@ class Experiment:
     device: str = setting("cpu", "cpu, cuda, cuda:1, ... or auto", "NAME", part_of_result=False)
     engine: str = setting(
         "auto",
-        "auto: the fastest, by trial; plain; native, workers (CPU only); batched; streams (GPU only); batched:128:compiled fixes the lanes",
+        "auto: fastest by trial; plain; native, workers (CPU only); batched; streams (GPU only); batched:128:compiled fixes the lanes",
         "NAME",
         check=engine_name,
         part_of_result=False,
@@ -180,7 +178,7 @@ class Experiment:
         return dataclasses.replace(self, **changes)
 
     def _authors(self, lr: str) -> dict[str, Any]:
-        """Memory in eta*g units, rates that stop falling at 1e-5, and the script's split where the clients are not given."""
+        """Memory in eta*g units, rates that stop decaying at 1e-5, and the script's split if the data does not define the clients."""
         usual = (USUAL | USUAL_FOR.get(parse(self.dataset)[0], {}))["partition"]
         changes = {"partition": "anchored"} if self.partition == "auto" and usual != "natural" else {}
         name, _, given = parse(self.algorithm)
@@ -208,7 +206,7 @@ class Experiment:
 
     @property
     def name(self) -> str:
-        """A folder name a person can read, made unique by the id."""
+        """A readable folder name, made unique by the id."""
         words = [parse(self.dataset)[0], FORMERLY.get(self.algorithm, self.algorithm), self.availability, f"s{self.seed}", self.id]
         return "-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in word)[:40] for word in words)
 
@@ -232,7 +230,7 @@ def arguments_of(function: Callable[..., Any], experiment: Experiment) -> dict[s
 
 
 def help_of(name: str) -> str:
-    """What --help says of a setting: its text, the names it takes, its default."""
+    """The --help text of a setting: its description, the names it accepts, its default."""
     declared, registry = SETTINGS[name], NAMED_BY.get(name)
     names = f": {', '.join(registry.examples())}" if registry is not None and not name.endswith("lr") else ""
     default = declared.default if isinstance(declared.default, (str, int, float)) else None

@@ -7,7 +7,7 @@ from typing import Any
 from ..errors import UsageError, nearest
 from .experiment import ADDED_LATER, SETTINGS, Experiment
 
-MADE_BY = {"python": "Python objects", "flower": "a Flower federation"}  # `source` of runs that are not made of settings
+MADE_BY = {"python": "Python objects", "flower": "a Flower federation"}  # `source` of runs that were not started from settings
 
 
 def device_kind(device: str) -> str:
@@ -27,13 +27,15 @@ def check_kept(config: dict[str, Any], where: str) -> None:
 
 
 def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
-    """An experiment from plain settings; a name that does not exist is refused with the nearest that does."""
+    """An experiment from plain settings; an unknown name is refused, and the nearest known name suggested."""
     if settings.get("source") in tuple(MADE_BY):  # not a lookup: a damaged file may hold a list there
         made = MADE_BY[settings["source"]]
-        raise UsageError(f"{where} is of a run made of {made}, which settings cannot describe: resume it from there")
+        raise UsageError(f"{where} describes a run that was started from {made}, which settings cannot describe: resume it from there")
     clean = {}
     for key, value in settings.items():
         name = key.replace("-", "_")
+        if name == "grid" and isinstance(value, dict):
+            raise UsageError(f"{where} has a [grid], which describes many runs: use mimicfl sweep, or remove the [grid]")
         if name not in SETTINGS:
             raise UsageError(f"{where}: there is no setting {key!r}; {nearest(name, SETTINGS)}")
         clean[name] = value
@@ -44,7 +46,7 @@ def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experime
 
 
 def read_toml(file: str | Path) -> dict[str, Any]:
-    """The settings in a TOML file, as they stand."""
+    """The settings in a TOML file, unchanged."""
     try:
         return tomllib.loads(Path(file).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -56,7 +58,7 @@ def read_toml(file: str | Path) -> dict[str, Any]:
 
 
 def read_settings(file: Path) -> dict[str, Any]:
-    """A file's settings; plugins and data in it are found from where the file is, not from where the command runs."""
+    """A file's settings; paths of plugins and data are relative to the file, not to the current folder."""
     settings: dict[str, Any] = {}
     for key, value in read_toml(file).items():
         name = key.replace("-", "_")

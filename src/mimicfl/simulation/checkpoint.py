@@ -34,12 +34,12 @@ class Checkpoints:
             )
 
     def restore(self) -> None:
-        """Resume from the folder, or begin in it."""
+        """Resume from the folder, or start in it."""
         run, folder = self.run, self.folder
         saved = check_folder(folder, run)
         if saved is None:
             folder.begin(run.config)
-            self.save()  # so that there is a good one from the first moment
+            self.save()  # so that there is a valid checkpoint from the start
             return
         tensors, facts = saved
         run.recorder.restore(folder.rows_of(facts))
@@ -58,7 +58,7 @@ class Checkpoints:
             run.diagnostics.population.passes = int(facts.get("passes", 0))
             kept = {k.removeprefix("watch."): v for k, v in tensors.items() if k.startswith("watch.")}
             run.diagnostics.kept = {name: value.to(run.problem.device) for name, value in kept.items()}
-        folder.extend(run.config)  # everything fits: only now is anything changed
+        folder.extend(run.config)  # all checks have passed: only now is anything changed
         folder.keep_rows(run.recorder.rows)
 
     def _check_extension(self) -> None:
@@ -66,7 +66,9 @@ class Checkpoints:
         if run.recorder.rows and run.recorder.rows[-1].get("stopped"):
             raise UsageError(f"{where} was stopped by its callback after {run.t} rounds and cannot be extended: choose another folder")
         if run.diagnostics:
-            raise UsageError(f"{where} was diagnosed and cannot be extended: what later rounds need was not kept; choose another folder")
+            raise UsageError(
+                f"{where} was diagnosed and cannot be extended: the state that later rounds need was not saved; choose another folder"
+            )
 
     def _last_checkpoint(self) -> Saved:
         """The state after the last round of a finished run that is to be extended."""

@@ -13,18 +13,18 @@ from ..theory.rounds import Rounds
 
 
 def check_units(problem: Problem, server: Server) -> None:
-    """Warn if an algorithm that needs gradients gets steps of another unit, which it can only take for gradients."""
+    """Warn if an algorithm that needs gradients receives steps in another unit, which it would treat as gradients."""
     other = [name for name in problem.local.extras if name in ("optimizer", "lr_multipliers", "loop")]
     if other and trait(server.algorithm, "needs_steps"):
         name = type(server.algorithm).__name__
         warnings.warn(
-            f"{name} takes the clients' mean steps for mean gradients, which they are not with {' and '.join(other)}; use SGD for it",
+            f"{name} treats the clients' mean steps as mean gradients, which they are not with {' and '.join(other)}; use SGD with it",
             stacklevel=2,
         )
 
 
 def check_learning_rates(problem: Problem, available: np.ndarray, server: Server, known: bool = True) -> None:
-    """A rate of zero or less must not surface after an hour; a rate with a certificate must fit the run that uses it.
+    """Find a rate of zero or less now, not after an hour; check that a certified rate fits the run.
 
     `known`: the schedule does not depend on the model.
     """
@@ -37,7 +37,7 @@ def check_learning_rates(problem: Problem, available: np.ndarray, server: Server
             raise UsageError("a certified learning rate needs a schedule that is known before the run; use another selection or global_lr")
         if local.extras:
             without = " and ".join(local.extras)
-            raise UsageError(f"a certified learning rate requires plain SGD: leave out {without}, or give another global_lr")
+            raise UsageError(f"a certified learning rate requires plain SGD: remove {without}, or use another global_lr")
         if server.optimizer is not None:
             raise UsageError("a certified learning rate needs the algorithm's own step: use server_optimizer='none' or another global_lr")
         rounds = Rounds(np.ones(len(available)), available)

@@ -10,7 +10,7 @@ from ..fingerprint import Fingerprint
 from ..metrics.diagnostics import Diagnostics
 from ..metrics.recorder import Recorder
 from ..participation.run_schedule import Participation
-from ..participation.stages import Stages
+from ..participation.settings import ParticipationSettings
 from ..problem import Problem
 from .versions import Versions
 
@@ -19,14 +19,10 @@ class RunParts(Protocol):
     problem: Problem
     server: Server
     recorder: Recorder
-    pattern: Any  # of availability
+    asked: ParticipationSettings
     available: np.ndarray  # bool [rounds, N]
-    stages: Stages | None  # of a round; None if all available clients are active and there is no clock
-    buffered: tuple[Any, ...]  # how an asynchronous run steps; empty in a synchronous one
-    distributions: Any  # of the clients' speed and bandwidth
     participation: Participation
     versions: Versions | None  # of an asynchronous run: the models that clients may still be training from
-    participation_rates: str  # that the algorithm needs are known or estimated
     planned: int  # rounds, also if a callback stops the run earlier
     seed: int
     eval_every: int

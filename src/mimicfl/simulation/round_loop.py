@@ -37,12 +37,12 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
             engine = next_engine(engine, live)
             torch.set_num_threads(runs[0].threads or usual)
             requests: Requests = {run: run.request() for run in fitting(live, engine.room)}  # w_t and the task for S_t
-            updates = train(engine, requests)  # LocalTrain(w_t) on every active client
+            updates = train_active(engine, requests)  # LocalTrain(w_t) on every active client
             for run, request in requests.items():
                 with diverging(run, ends):
                     if request is not None:
                         run.apply(request, updates[run])  # v_t, c_i and w_{t+1}
-            evaluate([run for run in requests if run.due and run.score is None and run not in ends], engine)
+            evaluate_models([run for run in requests if run.due and run.score is None and run not in ends], engine)
             for run, request in requests.items():
                 with diverging(run, ends):
                     end_round(run, request, updates.get(run), len(live), on_row, ends)
@@ -53,7 +53,7 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
     return ends
 
 
-def train(engine: Engine, requests: Requests) -> Updates:
+def train_active(engine: Engine, requests: Requests) -> Updates:
     """The updates of all active clients of these runs."""
     busy = {run: request for run, request in requests.items() if request is not None}
     updates = train_clients(engine, list(busy.values())) if busy else []
@@ -87,7 +87,7 @@ def fitting(live: Sequence[Run], room: int | None) -> list[Run]:
 
     Runs do not wait for each other. If all always advanced together, the last turn of every round would be mostly empty lanes.
     """
-    jobs = {run: int(run.active_per_round[run.t]) for run in live}
+    jobs = {run: int(run.participation.active_per_round[run.t]) for run in live}
     total = sum(jobs.values())
     if room is None or total <= room:
         return list(live)
@@ -104,7 +104,7 @@ def fitting(live: Sequence[Run], room: int | None) -> list[Run]:
     return best
 
 
-def evaluate(due: list[Run], engine: Engine) -> None:
+def evaluate_models(due: list[Run], engine: Engine) -> None:
     """Evaluate the models of these runs in one pass, if the engine can; otherwise each run does it on its own."""
     if not due:
         return None

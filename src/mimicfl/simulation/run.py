@@ -11,15 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from .. import algorithms, participation
-from ..algorithms import server_optimizers
-from ..algorithms.client_memory import Budget, ClientMemory
+from ..algorithms import trait
 from ..algorithms.server import ClientUpdates, Server
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
-from ..clients.lr import schedule as rate_schedule
 from ..engines.interface import TrainRequest
-from ..errors import Diverged, UsageError, integer
+from ..errors import Diverged
 from ..fingerprint import Fingerprint
 from ..metrics.diagnostics import Diagnosis, Diagnostics
 from ..metrics.evaluate import Score
@@ -27,95 +24,35 @@ from ..metrics.groups import Visits, summary
 from ..metrics.history import History, read
 from ..metrics.recorder import Recorder, Row, scored
 from ..metrics.store import RunFolder, as_folder
-from ..participation import distributions, selection
-from ..participation.asynchronous import Buffered
-from ..participation.rates import EstimatedRates, known_rates
-from ..participation.run_schedule import participation as run_participation
-from ..participation.stages import Round, Stages
+from ..participation.run_schedule import Participation
+from ..participation.settings import ParticipationSettings
+from ..participation.stages import Round
 from ..problem import Problem
-from ..settings import check
 from .checkpoint import Checkpoints
-from .checks import check_learning_rates, check_units
 from .fingerprint import fingerprint
+from .traffic import traffic
 from .versions import Versions
-from .virtual_time import bytes_sent, client_seconds
 
 
 class Run:
-    """The state of a run between two rounds. Arguments as in `simulate`."""
+    """The state of a run between two rounds. `set_up` makes one from settings."""
 
     def __init__(
         self,
         problem: Problem,
-        *,
-        algorithm: Any,
-        availability: Any,
-        rounds: int | None,
-        uploads: int | None,
-        global_lr: Any,
-        update: str,
-        seed: int,
-        eval_every: int,
-        server_optimizer: Any = "none",
-        select: Any = "all",
-        deadline: float = 0.0,
-        speed: Any = "none",
-        bandwidth: Any = "none",
-        asynchronous: int = 0,
-        concurrency: int = 0,
-        participation_rates: str = "known",
-        state_budget: str = "auto",
+        server: Server,
+        asked: ParticipationSettings,
+        participation: Participation,
+        seed: int = 0,
+        eval_every: int = 1,
         checkpoint_every: int | None = None,
     ) -> None:
-        self.problem, self.seed, self.eval_every = problem, check("seed", seed), check("eval_every", eval_every)
-        check("update", update)
-        made = algorithms.make(algorithm)
-        self.uploads = integer("the algorithm's uploads", algorithms.trait(made, "uploads"))
-        self.downloads = integer("the algorithm's downloads", algorithms.trait(made, "downloads"))
-        self.pattern = participation.make(availability)
-        self.participation_rates = check("participation_rates", participation_rates)
-        local_lr = rate_schedule(problem.local.lr)
-        follows = isinstance(global_lr, str) and global_lr == "local"
-        self.server = Server(
-            made,
-            problem.work.w.clone(),
-            problem.work.buffers(),
-            problem.share,
-            local_lr=local_lr,
-            global_lr=local_lr if follows else rate_schedule(global_lr),
-            update=update,
-            steps_to_K=problem.local.worth,
-            optimizer=server_optimizers.make(server_optimizer),
-            warm_start=self.pattern.warm_start,
-        )
-        self.distributions = [distributions.make(name, given) for name, given in (("speed", speed), ("bandwidth", bandwidth))]
-        stages = Stages(
-            selection.make(select),
-            client_seconds(problem, self.seed, sum(self._bytes(1)), *self.distributions),
-            check("deadline", deadline) or None,
-            problem.clients.sizes,
-            seed,
-            self.pattern.round_seconds,
-        )
-        buffered = Buffered(check("asynchronous", asynchronous), check("concurrency", concurrency)) if asynchronous else None
-        if concurrency and not asynchronous:
-            raise UsageError("concurrency is for asynchronous training; give asynchronous=10, the arrivals per server step")
-        self.stages = stages if stages.clock or not stages.trivial else None
-        drawn_from = (self.pattern, stages, len(problem.split), seed, problem.class_counts)
-        self.participation = run_participation(*drawn_from, rounds, uploads, self.uploads, buffered)
-        self.buffered = () if buffered is None else (buffered,)
-        events = self.participation.arrivals
-        self.versions = None if events is None else Versions(self.server, events)
-        self.available = self.participation.active
-        self.active_per_round = self.available.sum(axis=1)  # an estimate if the selection depends on the model
+        self.problem, self.server, self.asked, self.participation = problem, server, asked, participation
+        self.seed, self.eval_every, self.checkpoint_every = seed, eval_every, checkpoint_every
+        self.available = participation.active  # up to the last round, which a callback may decide
         self.planned, self.round = len(self.available), Round()
-        if algorithms.trait(made, "needs_participation_rates"):
-            self._give_rates(stages)
-        check_learning_rates(problem, self.available, self.server, known=not stages.selection.needs_model)
-        check_units(problem, self.server)
-        self._limit_memory(Budget.parse(state_budget))
+        self.versions = None if participation.arrivals is None else Versions(server, participation.arrivals)
         self.recorder, self.visits = Recorder(), Visits(len(problem.split))
-        self.checkpoint_every = checkpoint_every
         self.checkpoints: Checkpoints | None = None  # of a run that is kept in a folder
         self.diagnostics: Diagnostics | None = None  # measures rounds without changing them
         self.diagnosis: Diagnosis | None = None  # of this round
@@ -139,30 +76,13 @@ class Run:
     def rounds(self) -> int:
         return len(self.available)
 
-    def _give_rates(self, stages: Stages) -> None:
-        """Tell the server how often clients participate."""
-        n = len(self.problem.split)
-        if self.participation_rates == "known":
-            known = known_rates(self.pattern, stages, n, self.seed, self.problem.class_counts, asynchronous=bool(self.buffered))
-            self.server.participation_rates = lambda active: known[active]
-        else:
-            estimate = EstimatedRates(n, forced=int(self.pattern.warm_start))
-            self.server.participation_rates = lambda active: estimate.update(self.recorder.rows, active)
-
     def _losses(self, clients: np.ndarray) -> np.ndarray:
         return self.problem.client_losses(self.server.w, self.server.buffers, clients)
 
-    def _limit_memory(self, budget: Budget) -> None:
-        for value in vars(self.server.state).values():
-            if isinstance(value, ClientMemory):
-                value.budget = budget
-
     def open(self, path: str | Path) -> None:
-        """Begin in this folder, or resume where the same run stopped."""
+        """Start in this folder, or resume where the same run stopped."""
         path = as_folder(path)
-        for value in vars(self.server.state).values():
-            if isinstance(value, ClientMemory):
-                value.budget = dataclasses.replace(value.budget, folder=path)
+        self.server.limit_memory(folder=path)
         self.recorder.folder = RunFolder.claim(path, self.config)
         try:
             self.checkpoints = Checkpoints(self, self.recorder.folder, self.checkpoint_every)
@@ -204,31 +124,11 @@ class Run:
             self.diagnosis = self.diagnostics.after(before, self.server.w, step, active, g, request.buffers)
         self.score = None
 
-    def _bytes(self, clients: int) -> tuple[int, int]:
-        """The bytes that clients send up and down."""
-        return clients * bytes_sent(self.server, self.uploads), clients * bytes_sent(self.server, self.downloads)
-
     def _count(self) -> None:
         """Count what this round sent: every selected client receives the model; those that finish send their updates."""
-        down, up = len(self.round.selected), len(self.round.active) + self.round.surplus
-        sent = {"vectors_up": up * self.uploads, "vectors_down": down * self.downloads}
-        self.recorder.count(
-            uploads=self.uploads if len(self.round.active) else 0, bytes_up=self._bytes(up)[0], bytes_down=self._bytes(down)[1], **sent
-        )
-
-    def _participation_columns(self) -> dict[str, Any]:
-        """What the row says about the stages and the clock, if the run has them."""
-        if self.stages is None:
-            return {}
-        columns: dict[str, Any] = (
-            {} if self.stages.trivial or self.round.versions is not None else self.round.columns(len(self.problem.split))
-        )
-        if self.stages.clock:
-            before = self.recorder.rows[-1]["virtual_seconds"] if self.recorder.rows else 0.0
-            if self.round.versions is not None:
-                columns["staleness"] = (self.t - self.round.versions).tolist()
-            columns["virtual_seconds"] = round(self.participation.stages.ends(self.t, before, self.round.seconds), 6)
-        return columns
+        uploads = trait(self.server.algorithm, "uploads") if len(self.round.active) else 0
+        sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
+        self.recorder.count(uploads=uploads, **sent)
 
     def close_round(self, request: TrainRequest | None, updates: ClientUpdates | None) -> Row:
         """Evaluate, call back, record, and save a checkpoint when it is time."""
@@ -237,12 +137,13 @@ class Run:
         score = self.evaluated() if self.due else None
         self._count()
         row = self.recorder.row(clients, eta_L, eta, loss, score, round(time.perf_counter() - self.began, 6))
-        row |= self._participation_columns()
+        before = self.recorder.rows[-1].get("virtual_seconds", 0.0) if self.recorder.rows else 0.0
+        row |= self.participation.columns(self.t, self.round, before)
         row |= self._client_columns(score, clients)
         if self.problem.optimum is not None:
             row["distance"] = float((self.server.w - self.problem.optimum).norm())
             if not np.isfinite(row["distance"]):
-                raise Diverged(f"the model is too large for its number format in round {self.t}")
+                raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
         if self.callbacks.measure(row, self._round_info):

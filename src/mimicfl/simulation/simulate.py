@@ -1,5 +1,6 @@
 """`simulate`: one run, from Python objects."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from ..settings import SETTINGS, check
 from ..tasks import LearningTask
 from .diagnose import attach_diagnostics
 from .run import Run
+from .setup import set_up
 from .train import train
 
+SET_UP = inspect.signature(set_up).parameters
 Progress = Callable[[Row, int], None]
 
 
@@ -79,17 +82,17 @@ def simulate(
     rounds, uploads   stop after so many rounds or model uploads (one per vector that a client sends), whichever comes first
     local             what a client does in a round, see `LocalSGD` and `Local`
     global_lr         eta_t: a rate, a schedule, or "local" to follow the local rate
-    server_optimizer  how the model follows the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",
+    server_optimizer  how the server applies the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",
                       "adagrad", or an object of `mf.server_optimizers`
     update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
     weighting         "uniform" (the paper) or by "samples"
     loss              a name or a function of (output, target); None takes the data's own
-    task              instead of a loss, what the model learns: "classification", "token-prediction", "regression", "multi-label" or an
-                      object of `mf.tasks`; it says the loss, how outputs are read, and the metrics
-    metrics           of the task, as names or `mf.tasks.Metric` objects; None takes the task's usual ones
+    task              the learning task, instead of a loss: "classification", "token-prediction", "regression", "multi-label" or an
+                      object of `mf.tasks`; it determines the loss, how outputs are interpreted, and the metrics
+    metrics           of the task, as names or `mf.tasks.Metric` objects; None uses the task's default metrics
     test_split        one array of test sample numbers per client, its own test set; by default from the data's `test_ids`, if it has them.
                       Rows then hold the main metric over clients: mean, worst tenth, spread, and by participation so far
-    engine            "auto" measures and takes the fastest; "plain" trains one client after another in PyTorch; "native" (compiled) and
+    engine            "auto" finds the fastest by trial; "plain" trains one client after another in PyTorch; "native" (compiled) and
                       "workers" (one process per core) are for CPUs, "batched" (clients stacked) and "streams" (one CUDA stream per
                       client) for GPUs
     ray               the address of a Ray cluster whose workers train the clients with that engine: "auto", "local" for the cores of this
@@ -97,8 +100,8 @@ def simulate(
     precision         of products on a GPU: "fp32", "tf32" or "bf16"
     state_budget      GiB for per-client state, "auto", "4" or "4,16" (on the device, in host memory); the rest goes to a file
     eval_every        rounds between evaluations; the last round is always evaluated
-    select            which of the available clients are asked: "uniform:10", an object, or a function of `availability.Candidates`
-    deadline          virtual seconds after which the server stops waiting; 0: it waits for everybody
+    select            which of the available clients are selected: "uniform:10", an object, or a function of `availability.Candidates`
+    deadline          virtual seconds after which the server stops waiting; 0: it waits for all clients
     speed, bandwidth  samples per virtual second that clients train on, and Mbit per second, up and down: a number or a distribution such
                       as "lognormal:100,0.5"; rows then have `virtual_seconds`
     asynchronous      K: clients train at their own pace, and the server steps after every K arrivals; at most `concurrency` train at once
@@ -115,6 +118,7 @@ def simulate(
     notice            called with one line of text: which engine was selected, and why
     config            settings to store in the folder instead of a description of these arguments
     """
+    given = dict(locals())  # what `set_up` takes is passed on by name
     called = callback_set(each_round, callbacks)
     for name, function in (("progress", progress), ("notice", notice)):
         check_callable(name, function)
@@ -123,12 +127,7 @@ def simulate(
     work = LocalSGD() if local is None else local
     problem = Problem.of(model, data, split, work, loss, weighting, device, precision, task, metrics, test_split)
     length: dict[str, Any] = {name: n if n is None else check(name, n) for name, n in (("rounds", rounds), ("uploads", uploads))}
-    made: dict[str, Any] = {"algorithm": algorithm, "availability": availability, "global_lr": global_lr, "update": update, "seed": seed}
-    made["server_optimizer"] = server_optimizer
-    stages = {"select": select, "deadline": deadline, "speed": speed, "bandwidth": bandwidth}
-    stages |= {"participation_rates": participation_rates}
-    stages |= {"asynchronous": asynchronous, "concurrency": concurrency}
-    run = Run(problem, **made, **length, **stages, eval_every=eval_every, state_budget=state_budget, checkpoint_every=checkpoint_every)
+    run = set_up(problem, **length | {name: value for name, value in given.items() if name in SET_UP and name not in length})
     check_engine(engine, problem.device)  # before anything is written
     attach_diagnostics(run, diagnose)
     run.callbacks = called
@@ -152,7 +151,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "partition": problem.partition or "custom",
         "num_clients": len(problem.split),
         "algorithm": describe(ALGORITHMS, server.algorithm),
-        "availability": describe(PATTERNS, run.pattern),
+        "availability": describe(PATTERNS, run.asked.pattern),
         "rounds": given["rounds"],
         "uploads": given["uploads"],
         **{"epochs": local.epochs, "steps": local.steps, **{name: list(each) for name, each in local.lists.items()}},
@@ -179,13 +178,9 @@ def described_loss(loss: Any) -> dict[str, Any]:
 
 def _stages(run: Run) -> dict[str, Any]:
     """Selection, deadline and clock, where they differ from the defaults."""
-    stages = run.participation.stages
-    found = {
-        "select": describe(SELECTIONS, stages.selection),
-        "deadline": stages.deadline or 0.0,
-        "participation_rates": run.participation_rates,
-    }
-    found |= {name: describe(DISTRIBUTIONS, d) for name, d in zip(("speed", "bandwidth"), run.distributions, strict=True) if d is not None}
-    for each in run.buffered:
-        found |= {"asynchronous": each.arrivals, "concurrency": each.concurrency}
+    asked = run.asked
+    found = {"select": describe(SELECTIONS, asked.selection), "deadline": asked.deadline or 0.0, "participation_rates": asked.rates}
+    found |= {name: describe(DISTRIBUTIONS, d) for name in ("speed", "bandwidth") if (d := getattr(asked, name)) is not None}
+    if asked.buffered is not None:
+        found |= {"asynchronous": asked.buffered.arrivals, "concurrency": asked.buffered.concurrency}
     return {name: value for name, value in found.items() if value != SETTINGS[name].default}

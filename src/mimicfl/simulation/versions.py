@@ -33,7 +33,7 @@ class Versions:
         """The request with what its clients started from: model, buffers and learning rate of their versions."""
         if request.task.start is not None or isinstance(request.task.shift, Tensor):
             name = type(self.server.algorithm).__name__
-            raise UsageError(f"{name} cannot train asynchronously: what it asks of a client depends on the server's state at the start")
+            raise UsageError(f"{name} cannot train asynchronously: what a client computes depends on the server's state when it starts")
         stale = request.t - versions
         if not stale.any():
             return dataclasses.replace(request, staleness=stale)

@@ -1,4 +1,4 @@
-"""Tasks: what a model learns. A task says the loss, how outputs are read, and the metrics.
+"""Tasks: a task determines the loss, how outputs are interpreted, and the metrics.
 
 >>> make_task("token-prediction").metrics[1].column
 'test_perplexity'

@@ -15,7 +15,7 @@ from .predictions import Predictions
 
 
 class LearningTask(ABC):
-    """What a model learns: the loss, how its outputs are read, and the metrics.
+    """A learning task: the loss, how outputs are interpreted, and the metrics.
 
     A task is a loss: task(output, target) is the loss of a batch. The loss is a ratio of two sums over samples, `sums`, so that neither
     the batch size of an evaluation nor padding can change it.

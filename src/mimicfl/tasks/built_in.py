@@ -63,7 +63,7 @@ class Classification(LearningTask):
                 raise UsageError(f"the classes must be the output's second dimension, not its last ({shapes}); return output.{turned}")
             raise UsageError(f"task {self.name!r} needs one output per class for every target ({shapes})")
         if self.classes == "auto" and last and second and y.ndim > 1 and not single:
-            raise UsageError(f"the outputs can be read in two ways ({shapes}): pass mf.tasks.TokenPrediction(classes='last') or 'second'")
+            raise UsageError(f"the outputs are ambiguous ({shapes}): pass mf.tasks.TokenPrediction(classes='last') or 'second'")
         outputs = 2 if single else self._scores(output, y).shape[-1]
         check_counted(data.y_test, self.ignore_index)
         if (classes := classes_without(self.ignore_index, data.y_train, data.y_test)) > outputs:
@@ -76,7 +76,7 @@ class TokenPrediction(Classification):
     """A class per position, as in language models: outputs [B, L, V] or [B, V, L] for targets [B, L].
 
     Positions with the label -100, or `ignore_index`, do not count. The loss of a batch is the mean over its counted positions. `classes`
-    says which dimension of the outputs holds the V classes: "last", "second", or "auto" to tell from the shapes.
+    says which dimension of the outputs holds the V classes: "last", "second", or "auto" to infer it from the shapes.
     """
 
     name = "token-prediction"
@@ -137,7 +137,7 @@ class Custom(LearningTask):
     """Your own loss and metrics.
 
     `loss(output, target)` returns the loss of each sample, [B], or a pair of its loss and its weight, [B] and [B]. `metrics` are `Metric`
-    objects; `read_as` is a task, such as "classification", that tells metrics by name how to read the outputs.
+    objects; `read_as` is a task, such as "classification", that interprets the outputs for metrics by name.
     """
 
     def __init__(self, loss: Callable[[Tensor, Any], Any], metrics: Any = (), read_as: Any = None) -> None:

@@ -205,7 +205,7 @@ class AUROC(BuiltIn):
     """The area under the ROC curve: how often a positive target scores above a negative one; ties count one half.
 
     With more than two classes, or several labels, the mean over those that have both positive and negative targets. It is exact for up to
-    2^23 scores (targets times classes); beyond, scores are compared in 65,536 steps, the upper 16 bits of a float32.
+    2^23 scores (targets times classes); with more, scores are rounded to 65,536 levels, the upper 16 bits of a float32.
     """
 
     name = "auroc"

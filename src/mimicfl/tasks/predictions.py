@@ -1,4 +1,4 @@
-"""What a task tells a metric: how the outputs of a batch are read."""
+"""How a task interprets the outputs of a batch, for metrics."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ...clients.params import copy_sharing_frozen
+from ...clients.params import copy_sharing_frozen, mix_in
 from ...data.samples import Samples, arguments, as_tensor
 
 
@@ -15,9 +15,9 @@ def stackable_copy(model: nn.Module, device: torch.device) -> nn.Module:
     module = copy_sharing_frozen(model, device)
     for layer in module.modules():
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.momentum is None:
-            _mix_in(layer, CumulativeMomentum)
+            mix_in(layer, CumulativeMomentum)
         if isinstance(layer, nn.RNNBase):
-            _mix_in(layer, CurrentWeights)
+            mix_in(layer, CurrentWeights)
     return module
 
 
@@ -26,11 +26,6 @@ def call_with(module: nn.Module, params: dict[str, Tensor], buffers: dict[str, T
     given = params | {name: value.clone() for name, value in buffers.items()}
     output = as_tensor(functional_call(module, given, *arguments(x)))  # puts buffers that the module replaced into `given`
     return output, {name: given[name].detach() for name in buffers}
-
-
-def _mix_in(layer: nn.Module, first: type) -> None:
-    """Put a class before the layer's own; the layer keeps its name, parameters and buffers."""
-    layer.__class__ = type(type(layer).__name__, (first, type(layer)), {})
 
 
 class CumulativeMomentum:

@@ -1,4 +1,4 @@
-"""Traces of others: FLASH's raw and processed JSON, and FedScale's dictionary."""
+"""Traces in other formats: FLASH's raw and processed JSON, and FedScale's dictionary."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -120,7 +120,9 @@ def from_fedscale(data: Any, where: str) -> Trace:
         except (TypeError, KeyError, ValueError):
             raise UsageError(f"{where}: device {name} must have lists of numbers 'active' and 'inactive', and 'finish_time'") from None
         if len(on) != len(off):
-            raise UsageError(f"{where}: device {name} has {len(on)} times in 'active' but {len(off)} in 'inactive'; they belong together")
+            raise UsageError(
+                f"{where}: device {name} has {len(on)} times in 'active' but {len(off)} in 'inactive'; there must be as many of both"
+            )
         parts.append((np.full(len(on), len(names)), on, np.minimum(off, span)))
         names.append(str(name))
         period.append(span)

@@ -124,7 +124,7 @@ def _pyarrow(path: Path) -> Any:
 def _assembled(pieces: Iterable[Piece], where: str) -> Trace:
     """In pieces, since a number per row needs less memory than a name and a period."""
     numbers: dict[str, int] = {}
-    parts, period = [], np.empty(0)
+    devices, starts, ends, period = [], [], [], np.empty(0)
     for codes, names, start, end, given in pieces:
         known = np.array([numbers.setdefault(str(name), len(numbers)) for name in names], dtype=np.int32)
         device = known[codes]
@@ -135,9 +135,15 @@ def _assembled(pieces: Iterable[Piece], where: str) -> Trace:
         if (period[device] != given).any():  # also if a period is missing
             raise UsageError(f"{where}: every row must give its client's period, the same in all rows of a client")
         kept = ~(np.isnan(start) & np.isnan(end))
-        parts.append((device, start, end) if kept.all() else (device[kept], start[kept], end[kept]))
-    devices, starts, ends = (np.concatenate([part[k] for part in parts]) if parts else np.empty(0) for k in range(3))
-    return Trace.of(list(numbers), devices, starts, ends, period, where)
+        devices.append(device[kept]), starts.append(start[kept]), ends.append(end[kept])
+    return Trace.of(list(numbers), _joined(devices), _joined(starts), _joined(ends), period, where)
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    """The parts as one array; the list is emptied, so that a large trace is not in memory twice."""
+    joined = np.concatenate(parts) if parts else np.empty(0)
+    parts.clear()
+    return joined
 
 
 def write_trace(trace: Trace, file: str | Path) -> None:

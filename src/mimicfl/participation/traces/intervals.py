@@ -48,7 +48,10 @@ class Trace:
         device, start, end = np.asarray(device), np.asarray(start, dtype=float), np.asarray(end, dtype=float)
         if len(start) and not (_ordered(device, start)):
             order = np.lexsort((start, device))
-            device, start, end = device[order], start[order], end[order]
+            device = device[order]  # one after another: each frees its unsorted form
+            start = start[order]
+            end = end[order]
+            del order
         _check(names, device, start, end, period, where)
         if clock is not None:
             device, start, end = _turned(device, start, end, period, np.asarray(clock, dtype=float))
@@ -129,3 +132,17 @@ def merged(device: np.ndarray, start: np.ndarray, end: np.ndarray) -> tuple[np.n
     begins[1:] = (device[1:] != device[:-1]) | (start[1:] > end[:-1])
     ends = np.append(begins[1:], True)
     return device[begins], start[begins], end[ends]
+
+
+def around(device: np.ndarray, start: np.ndarray, end: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Join the last interval of a device with its first if they touch when the trace is repeated; the result may end after the period."""
+    first = np.ones(len(device), dtype=bool)
+    first[1:] = device[1:] != device[:-1]
+    last = np.append(first[1:], True)[: len(device)]
+    begins, ends = np.flatnonzero(first), np.flatnonzero(last)
+    joined = (begins != ends) & (start[begins] == 0) & (end[ends] == period[device[ends]])
+    end = end.copy()
+    end[ends[joined]] += end[begins[joined]]
+    kept = np.ones(len(device), dtype=bool)
+    kept[begins[joined]] = False
+    return device[kept], start[kept], end[kept]

@@ -10,10 +10,11 @@ import numpy as np
 
 from ...errors import UsageError, flag, number, one_of, shown
 from ...seeds import stream
+from ...text import counted
 from ..patterns import Pattern, register
 from .foreign import RULES
 from .formats import FORMATS, read_trace
-from .intervals import Trace, merged
+from .intervals import Trace, around, merged
 
 AT_ONCE = 4096  # clients whose schedule is computed together, to bound the memory
 
@@ -47,16 +48,15 @@ class FromTrace(Pattern):
 
     def __post_init__(self) -> None:
         if not self.file or not isinstance(self.file, (str, Path)):
-            raise UsageError("say which trace, as in trace:phones.csv")
+            raise UsageError("name a trace file, as in trace:phones.csv")
         object.__setattr__(self, "file", str(self.file))
         number("round", self.round, low=0, open_low=True), number("offset", self.offset, low=0)
         one_of("when", self.when, ["start", "throughout"]), one_of("never", self.never, ["keep", "drop"])
         one_of("rule", self.rule, RULES), one_of("format", self.format, FORMATS)
         flag("wrap", self.wrap), flag("resample", self.resample)
-        if isinstance(self.devices, str):
-            one_of("devices", self.devices, ["seeded", "order"])
-        elif not isinstance(self.devices, (list, tuple)) or not self.devices:
-            raise UsageError(f"devices must be seeded, order or a list of device names, got {shown(self.devices)}")
+        listed = isinstance(self.devices, (list, tuple)) and self.devices
+        if not listed and self.devices not in ("seeded", "order"):
+            raise UsageError(f'devices must be seeded, order or a list of names such as ["a","b"], got {shown(self.devices)}')
 
     @cached_property
     def trace(self) -> Trace:
@@ -84,7 +84,8 @@ class FromTrace(Pattern):
         if self.resample and self.devices == "seeded":
             return stream(seed, "trace devices").integers(0, have, size=num_clients)
         if num_clients > have and not self.resample:
-            raise UsageError(f"the trace has {have} devices for {num_clients} clients; use at most {have} clients, or resample=true")
+            named = counted(have, "device")
+            raise UsageError(f"the trace has {named} for {num_clients} clients; lower the number of clients, or give resample=true")
         if self.devices == "order":
             return np.arange(num_clients) % have
         return stream(seed, "trace devices").permutation(have)[:num_clients]
@@ -121,7 +122,7 @@ def sampled(
     offset: float = 0.0,
     devices: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Who is available in rounds of this many seconds, bool [rounds, devices]; all devices, or these.
+    """Which devices are available in rounds of this many seconds, bool [rounds, devices]; all devices, or these.
 
     An interval holds from its start up to, but not including, its end.
     """
@@ -160,34 +161,20 @@ def _unrolled(trace: Trace, since: float, until: float, wrap: bool) -> tuple[np.
 
 
 def frequencies(trace: Trace, seconds: float, when: str = "start", offset: float = 0.0) -> np.ndarray:
-    """The share of the rounds in which each device is available if its trace is repeated for ever, [devices].
+    """The share of the rounds in which each device is available if its trace is repeated forever, [devices].
 
     Modulo the period of a device, rounds start at the points offset + k g, each equally often, where g is the greatest common divisor of
     the period and the length of a round. Available are those that lie in an interval, or also end in it with `when="throughout"`.
     """
     periods, which = np.unique(trace.period, return_inverse=True)
     grid = np.array([_common_divisor(period, seconds) for period in periods.tolist()])[which]  # [devices]
-    device, start, end = _around(*merged(trace.device, trace.start, trace.end), trace.period)
+    device, start, end = around(*merged(trace.device, trace.start, trace.end), trace.period)
     g, o = grid[device], offset % grid[device]
     first = np.ceil((start - o) / g)
     after = np.ceil((end - o) / g) if when == "start" else np.floor((end - seconds - o) / g) + 1
     found = np.bincount(device, np.maximum(after - first, 0), minlength=len(trace)) * grid / trace.period
     always = np.bincount(device, end - start, minlength=len(trace)) >= trace.period
     return np.where(always, 1.0, found)
-
-
-def _around(device: np.ndarray, start: np.ndarray, end: np.ndarray, period: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Join the last interval of a device with its first if they touch when the trace is repeated; the result may end after the period."""
-    first = np.ones(len(device), dtype=bool)
-    first[1:] = device[1:] != device[:-1]
-    last = np.append(first[1:], True)[: len(device)]
-    begins, ends = np.flatnonzero(first), np.flatnonzero(last)
-    joined = (begins != ends) & (start[begins] == 0) & (end[ends] == period[device[ends]])
-    end = end.copy()
-    end[ends[joined]] += end[begins[joined]]
-    kept = np.ones(len(device), dtype=bool)
-    kept[begins[joined]] = False
-    return device[kept], start[kept], end[kept]
 
 
 def _common_divisor(a: float, b: float) -> float:

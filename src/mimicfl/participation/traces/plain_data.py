@@ -1,7 +1,7 @@
 """Read a pickle that holds nothing but plain data: numbers, strings, lists and dictionaries.
 
 Python's own unpickler can run any program that a file names. This reader knows only the opcodes of plain data and refuses all others, so
-a file can do no more than be refused.
+that a file can never run code.
 """
 
 import struct

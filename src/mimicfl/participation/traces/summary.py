@@ -7,13 +7,16 @@ from .intervals import DAY, Trace
 
 
 def by_hour(trace: Trace, bins: int = 24) -> np.ndarray:
-    """The share of devices that are available in each hour of the day, [bins]."""
-    seconds, step = np.zeros(bins), DAY / bins
-    for b in range(bins):  # the time of every interval in this part of any day: a difference of two staircases
-        low, high = b * step, (b + 1) * step
-        inside = [np.floor(t / DAY) * step + np.clip(t % DAY - low, 0, high - low) for t in (trace.start, trace.end)]
-        seconds[b] = np.sum((inside[1] - inside[0]) / trace.period[trace.device])
-    return seconds * DAY / step / max(len(trace), 1)
+    """The share of devices that are available in each hour of the day, [bins]; 0 in hours that no device's trace covers."""
+    found, step = np.zeros(bins), DAY / bins
+    for b in range(bins):
+        # The time before each point that lies in this part of any day is a staircase.
+        start, end, whole = (
+            np.floor(t / DAY) * step + np.clip(t % DAY - b * step, 0, step) for t in (trace.start, trace.end, trace.period)
+        )
+        covered = np.count_nonzero(whole)
+        found[b] = np.sum((end - start) / np.maximum(whole, 1e-9)[trace.device]) / max(covered, 1)
+    return found
 
 
 def sentences(trace: Trace) -> list[str]:
