@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, grad, grad_and_value, vmap
+from torch.func import grad, vmap
 from torch.nn import functional as F
 from torch.nn.grad import conv2d_input, conv2d_weight
 
@@ -11,12 +11,10 @@ import mimicfl as mf
 from mimicfl.clients.losses import as_loss
 from mimicfl.clients.params import flatten
 from mimicfl.engines.plain import PlainEngine
-from mimicfl.engines.stacked import weight_product
 from mimicfl.engines.stacked.batched import convolution
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
+from mimicfl.engines.stacked.batched.linear import linear, product
 from mimicfl.engines.stacked.batched.normalization import group_norm
-from mimicfl.engines.stacked.batched.rewrite import Stackable
-from mimicfl.engines.stacked.graphs import trace
 from mimicfl.engines.stacked.layout import Layout
 from mimicfl.engines.torch_settings import exact
 from mimicfl.experiments.execute import carry_out
@@ -68,6 +66,17 @@ def test_group_norm_equals_pytorch_and_keeps_channels_last():
     assert vmap(lambda x: group_norm(x, 2))(x).stride() == x.stride()
 
 
+def test_linear_layers_of_sequences_equal_pytorch():
+    torch.manual_seed(0)
+    given = torch.randn(3, 4, 5, 6).double(), torch.randn(3, 7, 6).double(), torch.randn(3, 7).double()
+
+    def gradients(layer):
+        return vmap(grad(lambda *given: layer(*given).sin().sum(), argnums=(0, 1, 2)))(*given)
+
+    for ours, true in zip(gradients(lambda *given: linear(*given, "tf32x3")), gradients(F.linear), strict=True):
+        torch.testing.assert_close(ours, true)
+
+
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 def test_lanes_in_a_layout_equal_plain(local, monkeypatch):
     """On a CPU the layout gains nothing, but its updates must be the same."""
@@ -89,38 +98,6 @@ SHAPES = [
     (2, 5, 64, 100, 6, 6, 5, 3, 2, 1),
     (1, 1, 128, 17, 5, 9, 2, 1, 3, 1),
 ]
-
-
-def test_postponed_weight_gradients_are_given_by_their_factors():
-    """What a kernel computes and applies at once on a GPU: here the product of the factors must be the gradient."""
-    torch.manual_seed(0)
-    model = residual()
-    layout = Layout(model, torch.device("cpu"))
-    names = [name for name, _ in model.named_parameters()]
-    x, w = torch.randn(2, 3, 1, 8, 8), layout.arrange(torch.randn(2, flatten(model).numel()) / 10)
-
-    def loss(params, x):
-        with Stackable(torch.zeros((), dtype=torch.long), "tf32"):
-            return functional_call(model, dict(zip(names, params, strict=True)), x).square().sum()
-
-    def pieces(held, x):
-        gradients, value = vmap(grad_and_value(loss))(layout.windows(held["w"]), x)
-        return layout.pieces(gradients), value
-
-    traced = trace(pieces, {"w": w}, x)
-    truth, value = traced({"w": w}, x)
-    postponed = weight_product.Postponed(traced)
-    found, again = traced({"w": w}, x)
-    assert torch.equal(value, again)
-    products = [each for each in postponed.pieces(found) if not isinstance(each, torch.Tensor)]
-    assert len(products) > 5
-    for ours, true in zip(postponed.pieces(found), truth, strict=True):
-        assert tuple(ours.shape) == tuple(true.shape)
-        if isinstance(ours, torch.Tensor):
-            assert torch.equal(ours, true)
-        else:
-            dense = convolution.conv_weight(ours.x, ours.dy, *ours.how).permute(0, 1, 3, 4, 2).flatten(1)
-            torch.testing.assert_close(dense, true)
 
 
 @pytest.mark.gpu
@@ -153,6 +130,14 @@ class TestOnAGpu:
         for mine, true in zip(ours, (y, dx, dw), strict=True):
             assert float((mine.double() - true).norm() / true.norm()) < close
 
+    @pytest.mark.parametrize(("m", "rows", "depth", "columns"), [(2, 320, 96, 384), (3, 5, 33, 7), (1, 130, 64, 64)])
+    def test_products_equal_float64(self, m, rows, depth, columns):
+        torch.manual_seed(0)
+        a, b = torch.randn(m, rows, depth, device="cuda"), torch.randn(m, depth, columns, device="cuda")
+        for x, y in ((a, b), (a.mT.contiguous().mT, b), (a, b.mT.contiguous().mT), (a[:1].expand(m, -1, -1), b)):
+            true = x.double() @ y.double()
+            assert float((product(x, y, "tf32x3") - true).norm() / true.norm()) < 1e-6
+
     @pytest.mark.parametrize("compiled", [False, True], ids=["traced", "compiled"])
     @pytest.mark.parametrize("norm", ["group", "batch"])
     @pytest.mark.parametrize(("precision", "close"), [("fp32", 1e-3), ("bf16", 0.2)])
@@ -173,18 +158,6 @@ class TestOnAGpu:
         assert (
             distance(BatchedEngine(model, clients, loss, lanes=3).train(requests), PlainEngine(model, clients, loss).train(requests)) < 1e-2
         )
-
-    def test_updates_that_are_part_of_the_weight_gradient_equal_separate_ones(self, monkeypatch):
-        torch.manual_seed(0)
-        model, clients = problem(residual(64), "cuda", torch.float32)
-        requests, loss = requests_of(model, clients), as_loss("cross-entropy")
-        taken: list[int] = []
-        original = weight_product.WeightProduct.update
-        monkeypatch.setattr(weight_product.WeightProduct, "update", lambda self, lanes: (taken.append(1), original(self, lanes))[1])
-        fused = BatchedEngine(model, clients, loss, lanes=4).train(requests)
-        assert taken
-        monkeypatch.setattr("mimicfl.engines.stacked.batched.program.can_postpone", lambda lanes: False)
-        assert distance(fused, BatchedEngine(model, clients, loss, lanes=4).train(requests)) < 1e-5
 
     def test_with_fixed_lanes_other_runs_change_no_bit(self):
         plan = {

@@ -1,50 +1,38 @@
 """The update of lanes after a gradient, in place: what `clients.local_update` does after the backward pass, for many clients."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from ...clients.local_update import shortening
 from .buffers import Packed
 from .lanes import Lanes
-from .weight_product import WeightProduct, one_pass
 
 EVERYTHING = slice(None)
 
 
-def update_pieces(lanes: Lanes, rows: slice, pieces: Sequence[Tensor | WeightProduct]) -> None:
+def update_pieces(lanes: Lanes, rows: slice, pieces: list[Tensor]) -> None:
     """Update some lanes, given the batch gradients in consecutive pieces [rows, n]; on a GPU in one pass over memory where possible."""
     if lanes.clip is not None:
-        pieces = _clipped(pieces, lanes.clip[rows], lanes.w.dtype)
+        length = torch.stack([piece.to(lanes.w.dtype).norm(dim=1) for piece in pieces]).norm(dim=0)
+        pieces = [piece * shortening(length, lanes.clip[rows])[:, None] for piece in pieces]
+    bare = lanes.u is None and lanes.decay is None and lanes.scale is None
     begin = 0
-    for piece in pieces:
-        part = slice(begin, begin + piece.shape[1])
-        if one_pass(lanes):
-            _move(lanes, rows, piece, part)
+    for h in pieces:
+        part = slice(begin, begin + h.shape[1])
+        if bare and lanes.w.is_cuda and lanes.w.dtype == torch.float32:
+            _move(lanes, rows, h, part)
         else:
-            assert isinstance(piece, Tensor)
-            update_lanes(lanes, rows, piece, part)
+            update_lanes(lanes, rows, h, part)
         begin = part.stop
 
 
-def _clipped(pieces: Sequence[Tensor | WeightProduct], clip: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    whole = [piece for piece in pieces if isinstance(piece, Tensor)]  # all of them: gradients that are clipped are computed first
-    length = torch.stack([piece.to(dtype).norm(dim=1) for piece in whole]).norm(dim=0)
-    return [piece * shortening(length, clip)[:, None] for piece in whole]
-
-
-def _move(lanes: Lanes, rows: slice, h: Tensor | WeightProduct, part: slice) -> None:
+def _move(lanes: Lanes, rows: slice, h: Tensor, part: slice) -> None:
     """The same as `update_lanes` for plain SGD, in one kernel."""
-    from .batched.kernels import LaneParts, move
+    from .batched.kernels import move
 
     half, shift, start = (None if held is None else held[rows, part] for held in (lanes.half, lanes.shift, lanes.start))
-    vectors = (lanes.w[rows, part], lanes.g[rows, part], half, shift, start)
-    chosen = LaneParts(*vectors, lanes.eta[rows], lanes.mu[rows], lanes.k[rows], lanes.steps[rows])
-    if isinstance(h, Tensor):
-        move(h, chosen)
-    else:
-        h.update(chosen)
+    scalars = (lanes.eta[rows], lanes.mu[rows], lanes.k[rows], lanes.steps[rows])
+    move(lanes.w[rows, part], lanes.g[rows, part], h, half, shift, start, scalars)
 
 
 def update_lanes(lanes: Lanes, rows: slice, h: Tensor, part: slice = EVERYTHING) -> None:

@@ -138,7 +138,7 @@ def _stacked(operation: Any, info: Any, in_dims: Any, *args: Any) -> tuple[Tenso
     return operation(*pair, *args[2:]), 0
 
 
-def _stackable(operation: Any) -> Any:
+def stackable(operation: Any) -> Any:
     """Make an autograd function of a stacked operation: unstacked, it runs a stack of one; under `vmap`, one call for all clients."""
 
     class Stackable(torch.autograd.Function):
@@ -158,11 +158,11 @@ def _stackable(operation: Any) -> Any:
     return Stackable
 
 
-ConvInput = _stackable(_by_group(conv_input, ("image", "weight"), "image"))
-ConvWeight = _stackable(_by_group(conv_weight, ("image", "image"), "weight"))
+ConvInput = stackable(_by_group(conv_input, ("image", "weight"), "image"))
+ConvWeight = stackable(_by_group(conv_weight, ("image", "image"), "weight"))
 
 
-class Conv(_stackable(_by_group(conv, ("image", "weight"), "image"))):  # type: ignore[misc]
+class Conv(stackable(_by_group(conv, ("image", "weight"), "image"))):  # type: ignore[misc]
     """The convolution; its gradients are the other two operations."""
 
     @staticmethod

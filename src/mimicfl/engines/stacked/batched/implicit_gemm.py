@@ -12,8 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .kernels import advance
-from .tiles import product_depth, product_tile, weight_splits, weight_tiles
+from .tiles import product_depth, product_tile, weight_tiles
 
 Pair = Any  # two integers
 
@@ -93,16 +92,12 @@ def _gather_product(
 
 @triton.jit
 def _weight_product(
-    x, dy, out, g, half, shift, start, eta, mu, k, steps, lane, places, OC, splits, x_m, x_b, x_h, x_w, H, W,
+    x, dy, out, places, OC, splits, x_m, x_b, x_h, x_w, H, W,
     OH: tl.constexpr, OW: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PH: tl.constexpr, PW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    UPDATE: tl.constexpr, HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr,
     STEPS: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """out[m, split, o, tap, c] = sum over this split's places of dy[m, place, o] times x[m, c] at the tap's pixel of the place.
-
-    UPDATE does not store the gradient, but applies it: `out` is then the weights, and the vectors after it are those of the update.
-    """
+    """out[m, split, o, tap, c] = sum over this split's places of dy[m, place, o] times x[m, c] at the tap's pixel of the place."""
     tiles = tl.cdiv(KH * KW * C, BN)
     client, split = (tl.program_id(1) // splits).to(tl.int64), tl.program_id(1) % splits
     o = tl.program_id(0) // tiles * BO + tl.arange(0, BO)
@@ -121,12 +116,8 @@ def _weight_product(
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
     where = o[:, None] * (KH * KW * C) + n[None, :]
     here = (o < OC)[:, None] & (n < KH * KW * C)[None, :]
-    if UPDATE:
-        going = tl.load(k + client) < tl.load(steps + client)
-        advance(acc, client * lane + where, here & going, client, out, g, half, shift, start, eta, mu, HALF, SHIFT, PROX)
-    else:
-        out += (client * splits + split) * OC * (KH * KW * C)
-        tl.store(out + where, acc.to(out.dtype.element_ty), mask=here)
+    out += (client * splits + split) * OC * (KH * KW * C)
+    tl.store(out + where, acc.to(out.dtype.element_ty), mask=here)
 
 
 def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
@@ -164,28 +155,16 @@ def _product(x: Tensor, w: Tensor, w_k: int, w_n: int, n: int, size: Pair, how: 
 
 def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str) -> Tensor:
     """The weight gradient: x [m, B, C, H, W], dy [m, B, O, OH, OW] -> [m, O, C, kh, kw], channels last."""
-    splits = weight_splits(x, dy, kernel)
-    m, c, o = x.shape[0], x.shape[2], dy.shape[2]
-    out = torch.empty(m, splits, o, *kernel, c, device=x.device, dtype=x.dtype if splits == 1 else torch.float32)
-    unused = [out] * 8  # what only an update needs
-    _weight_gradient(x, dy, (out, *unused, 0), kernel, (*stride, *padding, *dilation, False, False, False, False), precision)
-    return (out[:, 0] if splits == 1 else out.sum(dim=1).to(x.dtype)).permute(0, 1, 4, 2, 3)
-
-
-def update_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, precision: str, lanes: Any) -> None:
-    """Compute the weight gradient and apply it to these `LaneParts` without storing it. The gradient must not be split."""
-    given = (*lanes.pointers, lanes.w.stride(0))
-    _weight_gradient(x, dy, given, kernel, (*stride, *padding, *dilation, True, *lanes.flags), precision)
-
-
-def _weight_gradient(x: Tensor, dy: Tensor, into: tuple[Any, ...], kernel: Pair, how: tuple[Any, ...], precision: str) -> None:
     x, dy = pixels_last(x), new_layout(dy)
     m, b, c = x.shape[:3]
     o, oh, ow = dy.shape[2:]
     tiles, splits, steps, tile = weight_tiles(m, b * oh * ow, o, kernel[0] * kernel[1] * c, x.dtype)
+    out = torch.empty(m, splits, o, *kernel, c, device=x.device, dtype=x.dtype if splits == 1 else torch.float32)
     strides = (x.stride(0), x.stride(1), x.stride(3), x.stride(4))
     sizes = (b * oh * ow, o, splits, *strides, *x.shape[3:], oh, ow, c, *kernel)
-    _weight_product[(tiles, m * splits)](x, dy, *into, *sizes, *how, steps, *tile, precision, num_warps=4, num_stages=3)
+    how = (*stride, *padding, *dilation, steps, *tile, precision)
+    _weight_product[(tiles, m * splits)](x, dy, out, *sizes, *how, num_warps=4, num_stages=3)
+    return (out[:, 0] if splits == 1 else out.sum(dim=1).to(x.dtype)).permute(0, 1, 4, 2, 3)
 
 
 def pixels_last(x: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ In cuDNN this is a grouped convolution with very few channels per group, which r
 neither unfold the inputs in memory nor use atomic additions, so the same inputs give the same bits.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,39 +13,33 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = Any  # two integers
+Scalars = tuple[Tensor, ...]  # eta, mu, k and steps of each lane
 PLACES = 512  # output positions per block: with 8 channels and 128 threads, 32 sums per thread
 CHUNK, PROGRAMS = 64, 1024
 
 
 @triton.jit
 def _slide(
-    x, w, out, places, OC, OP, IC, H, W, OH, OW, sx_m, sx_b, sx_c, sx_h, sx_w,
+    x, w, out, places, OC, OP, IC, OH, OW, sx_m, sx_b, sx_c, sx_h, sx_w,
     KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, DH: tl.constexpr, DW: tl.constexpr,
-    PH: tl.constexpr, PW: tl.constexpr, BORDER: tl.constexpr, BP: tl.constexpr, BO: tl.constexpr,
+    BP: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out[m, b, o, oh, ow] = sum over (c, kh, kw) of x[m, b, c, oh SH + kh DH - PH, ow SW + kw DW - PW] w[m, c, kh, kw, o].
+    """out[m, b, o, oh, ow] = sum over (c, kh, kw) of x[m, b, c, oh SH + kh DH, ow SW + kw DW] w[m, c, kh, kw, o].
 
-    Every thread keeps the sums of a few positions and all BO channels in registers; a kernel tap is one load and BO multiply-adds. BORDER
-    says whether a tap can lie outside the image, where x is zero.
+    Every thread keeps the sums of a few positions and all BO channels in registers; a kernel tap is one load and BO multiply-adds.
     """
     client = tl.program_id(2).to(tl.int64)
     p = tl.program_id(0) * BP + tl.arange(0, BP)
     o = tl.program_id(1) * BO + tl.arange(0, BO)
     image, place = p // (OH * OW), p % (OH * OW)
-    top, left = place // OW * SH - PH, place % OW * SW - PW
     here = p < places
-    x += client * sx_m + image * sx_b + top * sx_h + left * sx_w
+    x += client * sx_m + image * sx_b + place // OW * SH * sx_h + place % OW * SW * sx_w
     w += client * (IC * KH * KW * OP) + o
     acc = tl.zeros((BO, BP), dtype=tl.float32)
     for c in range(0, IC):
         for kh in tl.static_range(KH):
             for kw in tl.static_range(KW):
-                if BORDER:
-                    row, column = top + kh * DH, left + kw * DW
-                    inside = here & (row >= 0) & (row < H) & (column >= 0) & (column < W)
-                else:
-                    inside = here
-                v = tl.load(x + c * sx_c + kh * DH * sx_h + kw * DW * sx_w, mask=inside, other=0.0)
+                v = tl.load(x + c * sx_c + kh * DH * sx_h + kw * DW * sx_w, mask=here, other=0.0)
                 u = tl.load(w + ((c * KH + kh) * KW + kw) * OP)
                 acc += u[:, None] * v[None, :]
     out += client * (places * OC).to(tl.int64)
@@ -85,44 +78,42 @@ def _weigh(
 
 def convolve(x: Tensor, w: Tensor, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """x [m, B, C, H, W], w [m, O, C, kh, kw] -> [m, B, O, OH, OW]."""
-    size = [(x.shape[3 + i] + 2 * padding[i] - dilation[i] * (w.shape[3 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1)]
-    return _sliding(x, w.permute(0, 2, 3, 4, 1), size, stride, padding, dilation)
+    return _sliding(_padded(x, padding), w.permute(0, 2, 3, 4, 1), stride, dilation)
 
 
 def convolve_back(dy: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
     """The input gradient: dy [m, B, O, OH, OW], w [m, O, C, kh, kw] -> [m, B, C, H, W].
 
-    It is a convolution with the flipped weights, after zeros were inserted between the entries of dy (for strides).
+    It is a convolution with the flipped weights, after zeros were inserted between the entries of dy (for strides) and around them.
     """
     if tuple(stride) != (1, 1):
         apart = [(n - 1) * s + 1 for n, s in zip(dy.shape[3:], stride, strict=True)]
         spread = dy.new_zeros(*dy.shape[:3], *apart)
         spread[..., :: stride[0], :: stride[1]] = dy
         dy = spread
-    border = [dilation[i] * (w.shape[3 + i] - 1) - padding[i] for i in (0, 1)]
-    return _sliding(dy, w.flip(3, 4).permute(0, 1, 3, 4, 2), size, (1, 1), border, dilation)
+    border: list[int] = []
+    for i in (1, 0):  # F.pad starts with the last dimension
+        reach = dilation[i] * (w.shape[3 + i] - 1)
+        border += [reach - padding[i], size[i] - dy.shape[3 + i] + padding[i]]
+    return _sliding(F.pad(dy, border), w.flip(3, 4).permute(0, 1, 3, 4, 2), (1, 1), dilation)
 
 
 def _padded(x: Tensor, padding: Pair) -> Tensor:
     return F.pad(x, (padding[1], padding[1], padding[0], padding[0])) if any(padding) else x
 
 
-def _sliding(x: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair, dilation: Pair) -> Tensor:
-    """Convolve x [m, B, C, H, W] with w [m, C, kh, kw, O]; `padding` zeros above and to the left, as many as needed elsewhere."""
+def _sliding(x: Tensor, w: Tensor, stride: Pair, dilation: Pair) -> Tensor:
+    """Convolve x [m, B, C, H, W], already padded, with w [m, C, kh, kw, O]."""
     m, b = x.shape[:2]
     channels, kh, kw, o = w.shape[1:]
-    out = x.new_empty(m, b, o, *size)
+    oh, ow = ((x.shape[3 + i] - dilation[i] * (w.shape[2 + i] - 1) - 1) // stride[i] + 1 for i in (0, 1))
+    out = x.new_empty(m, b, o, oh, ow)
     block = 8 if o <= 8 else 16
     wide = triton.cdiv(o, 16) * 16  # output channels last and padded to full blocks, so that a tap's weights are read in wide loads
     weights = F.pad(w, (0, wide - o)).contiguous()
-    places = b * size[0] * size[1]
-    # Smaller blocks if few clients would leave processors idle; a sum's order does not depend on the block.
-    few = triton.cdiv(places, PLACES) * triton.cdiv(o, block) * m < PROGRAMS
-    grid = (triton.cdiv(places, PLACES // 4 if few else PLACES), triton.cdiv(o, block), m)
-    last = [(size[i] - 1) * stride[i] - padding[i] + dilation[i] * (w.shape[2 + i] - 1) for i in (0, 1)]
-    border = any(padding) or last[0] >= x.shape[3] or last[1] >= x.shape[4]
-    how = (kh, kw, *stride, *dilation, *padding, border, PLACES // 4 if few else PLACES, block)
-    _slide[grid](x, weights, out, places, o, wide, channels, *x.shape[3:], *size, *x.stride(), *how, num_warps=4)
+    grid = (triton.cdiv(b * oh * ow, PLACES), triton.cdiv(o, block), m)
+    how = (kh, kw, *stride, *dilation, PLACES, block)
+    _slide[grid](x, weights, out, b * oh * ow, o, wide, channels, oh, ow, *x.stride(), *how, num_warps=4)
     return out
 
 
@@ -145,10 +136,16 @@ def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding:
 
 
 @triton.jit
-def advance(
-    v, at, here, lane, w, g, half, shift, start, eta, mu, HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr,
+def _move(
+    w, g, h, half, shift, start, eta, mu, k, steps, n, row, h_row,
+    HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """h = v + shift + mu (w - start); g += h; w -= eta h, for the gradients v of some entries of a lane, in one pass over memory."""
+    """h = gradient + shift + mu (w - start); g += h; w -= eta h, in one pass over memory; no change if the lane is finished."""
+    lane = tl.program_id(1)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    here = i < tl.where(tl.load(k + lane) < tl.load(steps + lane), n, 0)
+    at = lane.to(tl.int64) * row + i
+    v = tl.load(h + lane.to(tl.int64) * h_row + i, mask=here, other=0.0).to(tl.float32)
     x = tl.load(w + at, mask=here, other=0.0)
     if SHIFT:
         v += tl.load(shift + at, mask=here, other=0.0)
@@ -161,49 +158,14 @@ def advance(
         tl.store(half + at, x.to(tl.bfloat16), mask=here)
 
 
-@triton.jit
-def _move(
-    h, w, g, half, shift, start, eta, mu, k, steps, n, row, h_row,
-    HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Update the lanes, given the gradients h; finished lanes do not change."""
-    lane = tl.program_id(1).to(tl.int64)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = i < tl.where(tl.load(k + lane) < tl.load(steps + lane), n, 0)
-    v = tl.load(h + lane * h_row + i, mask=here, other=0.0).to(tl.float32)
-    advance(v, lane * row + i, here, lane, w, g, half, shift, start, eta, mu, HALF, SHIFT, PROX)
-
-
-@dataclass(frozen=True)
-class LaneParts:
-    """What an update changes: parts [m, n] of the lanes' vectors, all with the same row stride, and the scalars of each lane [m]."""
-
-    w: Tensor
-    g: Tensor
-    half: Tensor | None  # the bfloat16 copy that the model uses
-    shift: Tensor | None
-    start: Tensor | None
-    eta: Tensor
-    mu: Tensor
-    k: Tensor
-    steps: Tensor
-
-    @property
-    def pointers(self) -> list[Tensor]:
-        """The arguments of a kernel; a missing vector is not read."""
-        others = [self.w if other is None else other for other in (self.half, self.shift, self.start)]
-        return [self.w, self.g, *others, self.eta, self.mu, self.k, self.steps]
-
-    @property
-    def flags(self) -> list[bool]:
-        return [other is not None for other in (self.half, self.shift, self.start)]
-
-
-def move(h: Tensor, lanes: LaneParts) -> None:
-    """Update the lanes in place, given their gradients h [m, n]."""
-    m, n = lanes.w.shape
+def move(w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, scalars: Scalars) -> None:
+    """Update rows [m, n] in place; all but h have the same row stride. `half` is the bfloat16 copy that the model uses."""
+    m, n = w.shape
     h = h if h.stride(1) == 1 else h.contiguous()
-    _move[(triton.cdiv(n, 1024), m)](h, *lanes.pointers, n, lanes.w.stride(0), h.stride(0), *lanes.flags, 1024)
+    others = (half, shift, start)
+    pointers = [w if other is None else other for other in others]
+    flags = [other is not None for other in others]
+    _move[(triton.cdiv(n, 1024), m)](w, g, h, *pointers, *scalars, n, w.stride(0), h.stride(0), *flags, 1024)
 
 
 @triton.jit

@@ -8,7 +8,6 @@ from torch import Tensor
 from ....data.samples import Samples
 from ..graphs import Graphs, compile_traced, trace
 from ..lanes import Lanes
-from ..weight_product import Postponed, can_postpone
 from .step import Stack
 
 
@@ -30,14 +29,12 @@ class Program:
             return of_tensors
 
         traced = trace(part(stack.step if stack.layout is None else stack.pieces), tensors, x, y)
-        postponed = Postponed(traced) if stack.layout is not None and can_postpone(lanes) else None
         run = compile_traced(traced) if compiled else traced
 
         def step() -> None:
             found = run(tensors, x, y)
-            if stack.layout is not None:  # the update of large vectors has kernels of its own
-                pieces, value = found
-                stack.update(lanes, m, pieces if postponed is None else postponed.pieces(pieces), value)
+            if stack.layout is not None:  # the update of large vectors has a kernel of its own
+                stack.update(lanes, m, *found)
 
         self.graphs = Graphs([step], lanes.w.device)
 

@@ -1,7 +1,7 @@
 """One local step of many clients as a function of stacked tensors, derived from any module with `vmap(grad)`."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from ..lanes import Lanes
 from ..layout import Layout
 from ..module import call_with, stackable_copy
 from ..update import keep_buffers, update_lanes, update_pieces
-from ..weight_product import WeightProduct
 from .rewrite import Stackable
 
 
@@ -82,7 +81,7 @@ class Stack:
         gradients, value = self._gradients(lanes, m, x, y)
         return self.layout.pieces(gradients), value
 
-    def update(self, lanes: Lanes, m: int, pieces: Sequence[Tensor | WeightProduct], value: Tensor) -> None:
+    def update(self, lanes: Lanes, m: int, pieces: list[Tensor], value: Tensor) -> None:
         """The second half: apply the gradients, in place."""
         going = lanes.k[:m] < lanes.steps[:m]
         update_pieces(lanes, slice(0, m), pieces)

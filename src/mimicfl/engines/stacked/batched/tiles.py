@@ -1,9 +1,6 @@
 """Tiles of the matrix products that compute wide convolutions. They follow from the shapes alone, never from timing."""
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor
 
 PROCESSORS = 132  # of an H200; a constant, so that the order of sums does not depend on the GPU
 
@@ -29,12 +26,6 @@ def weight_tiles(m: int, places: int, o: int, columns: int, dtype: torch.dtype) 
     splits = max(1, min(-(-places // (8 * depth)), programs // (m * tiles)))
     steps = -(-places // (splits * depth))
     return tiles, -(-places // (steps * depth)), steps, (tall, wide, depth)
-
-
-def weight_splits(x: Tensor, dy: Tensor, kernel: Sequence[int]) -> int:
-    """Return the number of programs that share the sum of a weight gradient, given x [m, B, C, H, W] and dy [m, B, O, OH, OW]."""
-    places = dy.shape[1] * dy.shape[3] * dy.shape[4]
-    return weight_tiles(x.shape[0], places, dy.shape[2], kernel[0] * kernel[1] * x.shape[2], x.dtype)[1]
 
 
 def block(size: int) -> int:
