@@ -54,8 +54,8 @@ def select_engine(name: str, runs: Sequence[TrainingRun], notice: Notice | None 
             engine, why = _requested(wanted, runs, plain)
     if ray:
         groups = was.pop()[0] if len(was) == 1 else 0
-        engine = RayEngine.start(ray, engine, runs, groups, notice)
-        why += f", on {engine.pool.size} workers of a Ray cluster"
+        on_cluster = RayEngine.start(ray, engine, runs, groups, notice)
+        engine, why = on_cluster, f"{why}, on {on_cluster.pool.size} workers of a Ray cluster"
     why += _resumed_from(runs, engine)
     fix_threads(runs, engine)
     return engine, why

@@ -38,6 +38,7 @@ class RayEngine:
 
     def __init__(self, pool: Any, local: Engine, groups: int, close: Callable[[], None] = lambda: None) -> None:
         self.pool, self.local, self.groups, self.close = pool, local, groups, close
+        self.label = f"{self.name}:{groups}:{local.label}"
 
     @classmethod
     def start(cls, address: str, local: Engine, runs: Sequence[TrainingRun], groups: int, notice: Notice | None) -> "RayEngine":
@@ -62,10 +63,6 @@ class RayEngine:
             engine.check(runs[0])
             engine.close = opened.pop_all().close
         return engine
-
-    @property
-    def label(self) -> str:
-        return f"ray:{self.groups}:{self.local.label}"
 
     @property
     def separates_runs(self) -> bool:

@@ -101,7 +101,8 @@ class Pool:
         """These clients with their samples."""
         index = np.concatenate([np.arange(0), *(self.clients.split[client] for client in numbers)])
         where = torch.from_numpy(index).to(self.clients.device)
-        return numbers, *(mapped(packed, rows(part, where)) for part in (self.clients.x, self.clients.y))  # type: ignore[arg-type]
+        x, y = (mapped(packed, rows(part, where)) for part in (self.clients.x, self.clients.y))  # type: ignore[arg-type]
+        return numbers, x, y
 
     def _replace(self, lost: Slot) -> None:
         """Start a worker in place of a lost one; until it runs, the others do its work."""

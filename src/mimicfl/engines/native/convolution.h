@@ -1,6 +1,7 @@
 // ---- convolution without padding; the input is padded beforehand ----------------------------------------------------
 // The same kernel serves the forward pass and, on flipped weights and padded gradients, the gradient of the input.
-// ZT, ZR: input rows outside [ZT, ZT + ZR) are zero and are skipped.
+// ZT, ZR: input rows outside [ZT, ZT + ZR) are zero and are skipped. So are columns outside [ZL, ZL + ZC) in the first and the last tile of
+// a row, where the compiler knows which they are: L and R are the bounds as seen from the tile.
 
 template <int OC> constexpr int conv_channels() { return block(OC, ROOM >= 24 ? 6 : 4); }
 
@@ -17,7 +18,7 @@ static void pack(const float* w, float* packed) {
   }
 }
 
-template <int OB, int XB, int IC, int IH, int IW, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR>
+template <int OB, int XB, int L, int R, int IC, int IH, int IW, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR>
 static inline void conv_tile(const v* in, const float* packed, const float* bias, v* out, int y, int x0) {
   v acc[OB][XB];
   UNROLL for (int o = 0; o < OB; o++) { UNROLL for (int x = 0; x < XB; x++) acc[o][x] = splat(bias ? bias[o] : 0.f); }
@@ -31,31 +32,33 @@ static inline void conv_tile(const v* in, const float* packed, const float* bias
         UNROLL for (int x = 0; x < XB; x++) a[x] = row[x * SW + kx];
         UNROLL for (int o = 0; o < OB; o++) {
           const v b = splat(w[kx * OB + o]);
-          UNROLL for (int x = 0; x < XB; x++) acc[o][x] += b * a[x];
+          UNROLL for (int x = 0; x < XB; x++)
+            if (x * SW + kx >= L && x * SW + kx < R) acc[o][x] += b * a[x];
         }
       }
     }
   UNROLL for (int o = 0; o < OB; o++) { UNROLL for (int x = 0; x < XB; x++) out[(o * OH + y) * OW + x0 + x] = acc[o][x]; }
 }
 
-template <int OB, int IC, int IH, int IW, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR>
+template <int OB, int IC, int IH, int IW, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR, int ZL, int ZC>
 static void conv_rows(const v* in, const float* packed, const float* bias, v* out) {
-  constexpr int XB = block(OW, ROOM / OB), REST = OW % XB;
+  constexpr int XB = block(OW, ROOM / OB), TILES = (OW + XB - 1) / XB, LAST = (TILES - 1) * XB;
+  constexpr int BEGIN = TILES > 1 ? 0 : ZL, END = ZL + ZC - LAST * SW, FAR = IW;  // bounds of the last tile; 0 and FAR exclude nothing
   for (int y = 0; y < OH; y++) {
-    int x = 0;
-    for (; x + XB <= OW; x += XB) conv_tile<OB, XB, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed, bias, out, y, x);
-    if constexpr (REST > 0) conv_tile<OB, REST, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed, bias, out, y, x);
+    if constexpr (TILES > 1) conv_tile<OB, XB, ZL, FAR, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed, bias, out, y, 0);
+    for (int x = XB; x < LAST; x += XB) conv_tile<OB, XB, 0, FAR, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed, bias, out, y, x);
+    conv_tile<OB, OW - LAST, BEGIN, END, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed, bias, out, y, LAST);
   }
 }
 
-template <int IC, int IH, int IW, int OC, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR>
+template <int IC, int IH, int IW, int OC, int KH, int KW, int SH, int SW, int OH, int OW, int ZT, int ZR, int ZL, int ZC>
 static void conv(const v* in, const float* packed, const float* bias, v* out) {
   constexpr int OB = conv_channels<OC>(), REST = OC % OB;
   int o = 0;
   for (; o + OB <= OC; o += OB)
-    conv_rows<OB, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed + o * IC * KH * KW, bias ? bias + o : bias, out + o * OH * OW);
+    conv_rows<OB, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR, ZL, ZC>(in, packed + o * IC * KH * KW, bias ? bias + o : bias, out + o * OH * OW);
   if constexpr (REST > 0)
-    conv_rows<REST, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR>(in, packed + o * IC * KH * KW, bias ? bias + o : bias, out + o * OH * OW);
+    conv_rows<REST, IC, IH, IW, KH, KW, SH, SW, OH, OW, ZT, ZR, ZL, ZC>(in, packed + o * IC * KH * KW, bias ? bias + o : bias, out + o * OH * OW);
 }
 
 // Weight gradients: keeps one kernel row of OB output channels in registers while it reads the whole image.

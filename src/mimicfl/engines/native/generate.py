@@ -147,7 +147,7 @@ class _Net:
         self.floats[f"k{k}"] = ic * oc * kh * kw
         self.prepare.append(f"pack<{_words(ic, oc, kh, kw)}, false>(w + {layer.weight}, s.k{k});")
         sizes = _words(ic, ih, iw, oc, kh, kw, sh, sw, oh, ow)
-        self.forward.append(f"conv<{sizes}, {ph}, {h}>(s.{source}, s.k{k}, {_at('w', layer.bias)}, s.a{k});")
+        self.forward.append(f"conv<{sizes}, {ph}, {h}, {pw}, {w}>(s.{source}, s.k{k}, {_at('w', layer.bias)}, s.a{k});")
         text = f"conv_weights<{sizes}>(s.{source}, s.d{k}, grad + {layer.weight}, {_at('grad', layer.bias)}, first);"
         if self.needs_input_gradient:
             text += self._conv_input(k, layer)
@@ -166,7 +166,7 @@ class _Net:
         text = f" spread<{_words(oc, oh, ow, eh, ew, kh - 1, kw - 1, sh, sw)}>(s.d{k}, s.e{k});"
         whole = (vh, vw, ph, pw) == (h, w, 0, 0)
         target = self.gradient_below(k) if whole else f"s.c{k}"
-        text += f" conv<{_words(oc, eh, ew, ic, kh, kw, 1, 1, vh, vw, kh - 1, rows)}>(s.e{k}, s.f{k}, nullptr, {target});"
+        text += f" conv<{_words(oc, eh, ew, ic, kh, kw, 1, 1, vh, vw, kh - 1, rows, kw - 1, columns)}>(s.e{k}, s.f{k}, nullptr, {target});"
         if not whole:
             self.vectors[f"c{k}"] = ic * vh * vw
             text += f" crop<{_words(ic, h, w, vh, vw, ph, pw)}>({target}, {self.gradient_below(k)});"

@@ -53,7 +53,7 @@ struct Convolution {
     pack<IC, OC, KH, KW, false>(w, s->packed);
     for (int64_t at = 0; at < batch; at += LANES) {
       const int count = (int)(batch - at < LANES ? batch - at : LANES);
-      conv<IC, IH, IW, OC, KH, KW, SH, SW, OH, OW, PH, H>(inputs(*s, x + at * IC * H * W, count), s->packed, bias, s->out);
+      conv<IC, IH, IW, OC, KH, KW, SH, SW, OH, OW, PH, H, PW, W>(inputs(*s, x + at * IC * H * W, count), s->packed, bias, s->out);
       leave<OC * OH * OW>(s->out, count, y + at * OC * OH * OW);
     }
     return 0;
@@ -69,7 +69,7 @@ struct Convolution {
       conv_weights<IC, IH, IW, OC, KH, KW, SH, SW, OH, OW>(in, s->out, dw, dbias, at == 0);
       if (!dx) continue;
       spread<OC, OH, OW, EH, EW, KH - 1, KW - 1, SH, SW>(s->out, s->apart);
-      conv<OC, EH, EW, IC, KH, KW, 1, 1, VH, VW, KH - 1, ROWS>(s->apart, s->packed, nullptr, s->seen);
+      conv<OC, EH, EW, IC, KH, KW, 1, 1, VH, VW, KH - 1, ROWS, KW - 1, COLUMNS>(s->apart, s->packed, nullptr, s->seen);
       crop<IC, H, W, VH, VW, PH, PW>(s->seen, s->raw);
       leave<IC * H * W>(s->raw, count, dx + at * IC * H * W);
     }
