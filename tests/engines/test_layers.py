@@ -222,6 +222,8 @@ LAYERS = {**NORMS, **RECURRENT, **ATTENTION}
 @pytest.mark.parametrize("kind", [BatchedEngine, StreamsEngine])
 def test_layers_equal_plain(device, name, kind):
     """Warnings are errors: vmap would warn of a fallback."""
+    if (name, kind, device) == ("shortcut", StreamsEngine, "cuda"):
+        pytest.skip("a CUDA graph cannot be captured while the model asks for the value of a tensor; a run uses another engine")
     model, clients = problem(LAYERS[name](), device, sizes=NO_SINGLES)
     requests = requests_of(model, clients)
     with exact("fp32"):

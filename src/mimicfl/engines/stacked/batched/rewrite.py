@@ -12,7 +12,6 @@ from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, d
 from . import recurrent
 from .attention import attention
 from .convolution import Conv
-from .linear import linear
 from .normalization import group_norm
 
 _WORD = (1 << 32) - 1
@@ -20,10 +19,10 @@ _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B
 
 
 class Stackable(Padded):
-    """Replaces convolutions, linear layers, attention, recurrent layers, dropout and batch statistics while it is active.
+    """Replaces convolutions, attention, recurrent layers, dropout and batch statistics while it is active.
 
     `key` is derived from (seed, round, client, step) and determines every dropout mask. `precision` applies to the tensor cores in our
-    convolutions and linear layers; None keeps PyTorch's, and its attention, for clients that are not stacked. `channels_last` also
+    convolutions; None keeps PyTorch's, and its attention, for clients that are not stacked. `channels_last` also
     replaces what would copy images in this layout. `weights` are those of the samples, 0 for the padding of a short batch.
     """
 
@@ -44,10 +43,6 @@ class Stackable(Padded):
             return NotImplemented
         y = Conv.apply(x, w, *[list(pair(n)) for n in (stride, padding, dilation)], self.precision, groups)
         return y if bias is None else y + bias.view(-1, 1, 1)
-
-    def _linear(self, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
-        stays = self.precision != "tf32x3" or input.ndim < 3 or not input.is_cuda or input.dtype != torch.float32
-        return NotImplemented if stays else linear(input, weight, bias, "tf32x3")
 
     def _pool(self, func: Any, input: Tensor, output_size: Any) -> Any:
         """Replace a mean over the image, for which PyTorch's rule for `vmap` treats clients one by one if channels are last."""
@@ -98,7 +93,6 @@ class Stackable(Padded):
 
 REPLACED: dict[Any, Callable[..., Any]] = {
     torch.conv2d: Stackable._convolution,
-    F.linear: Stackable._linear,
     F.adaptive_avg_pool2d: Stackable._pool,
     F.group_norm: Stackable._group_norm,
     F.scaled_dot_product_attention: Stackable._attention,
