@@ -50,6 +50,7 @@ class Layout:
 
 
 def _window(part: Tensor, shape: torch.Size) -> Tensor:
-    if len(shape) == 4:
-        return part.unflatten(-1, (shape[0], *shape[2:], shape[1])).movedim(-1, -3)
-    return part.unflatten(-1, shape) if shape else part[..., 0]
+    if not shape:
+        return part[..., 0]
+    window: Tensor = part.unflatten(-1, (shape[0], *shape[2:], shape[1]) if len(shape) == 4 else shape)
+    return window.movedim(-1, -3) if len(shape) == 4 else window

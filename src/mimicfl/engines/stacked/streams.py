@@ -36,6 +36,7 @@ class StreamsEngine(LaneEngine):
     """Trains any module that can be captured in a CUDA graph."""
 
     name = "streams"
+    layout: Layout
     failure = "it cannot be captured in a CUDA graph, or compiled"
     MOST = MOST_LANES["streams"]
 

@@ -19,7 +19,7 @@ Ints = list[int]
 WIDE = 16  # channels in and out from which float32 layers use tensor cores
 
 
-def _wide(x: Tensor, channels: Ints) -> bool:
+def _wide(x: Tensor, channels: Sequence[int]) -> bool:
     return x.is_cuda and (x.dtype == torch.bfloat16 or (x.dtype == torch.float32 and min(channels) >= WIDE))
 
 
