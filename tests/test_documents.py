@@ -73,7 +73,7 @@ MODULES = [m.name for m in pkgutil.walk_packages(mimicfl.__path__, "mimicfl.") i
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
 def test_every_module_has_a_docstring_and_passes_its_doctests(name):
-    if name.endswith("stacked.batched.kernels"):
+    if name.endswith(("stacked.batched.kernels", "stacked.batched.implicit_gemm")):
         pytest.importorskip("triton", reason="PyTorch for CPUs comes without Triton")
     module = importlib.import_module(name)
     assert module.__doc__
