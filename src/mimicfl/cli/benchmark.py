@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as View
 
-from ..benchmark.recommend import advise, shipped
+from ..benchmark.recommend import LIMITS, advise, shipped
 from ..benchmark.run import run_part
 from ..benchmark.suite import PARTS, Cell, Part, find_part
 from ..callbacks import make as make_tracker
@@ -124,6 +124,8 @@ def recommend(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"use {best.finding.use}", style="bold", soft_wrap=True)
     console.print(f"your clients resemble the pattern {best.finding.pattern!r}: {best.finding.about}", soft_wrap=True)
     console.print(f"there, on {part.title}: {best.finding.by}; {best.finding.sure}", soft_wrap=True)
+    if part.name in LIMITS:
+        console.print(f"limits: {LIMITS[part.name]}", soft_wrap=True)
     if best.differs:
         console.print(f"differences: {', '.join(best.differs)}", soft_wrap=True)
     if best.distance > FAR:
