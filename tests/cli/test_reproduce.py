@@ -19,7 +19,7 @@ def test_list(capsys):
 def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert call("reproduce", "tiny", "--seeds", "2") == 0
     out = capsys.readouterr().out
-    assert "12 runs, 0 of them in records/paper already; 12 to do" in out
+    assert "12 runs, 0 of them already in records/paper; 12 to train" in out
     assert "50.00 ± 1.50" in out  # published beside ours
     assert call("reproduce", "tiny", "--seeds", "2") == 0
     assert "12 of them in records/paper already; 0 to do" in capsys.readouterr().out
