@@ -22,16 +22,16 @@ def test_run_status_page_and_again(tiny, capsys):  # noqa: F811
     assert "12 runs, 0 of them already in records/paper; 12 to train" in out
     assert "50.00 ± 1.50" in out  # published beside ours
     assert call("reproduce", "tiny", "--seeds", "2") == 0
-    assert "12 of them in records/paper already; 0 to do" in capsys.readouterr().out
+    assert "12 of them already in records/paper; 0 to train" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--status") == 0
     out = capsys.readouterr().out
     assert "6 of 9" in out
     assert "FedAvg 1, SCAFFOLD 1, MimiC 1" in out
-    assert "what is missing takes about 1 minute of an H200" in out
+    assert "take about 1 minute on an H200" in out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
-    assert "2 of 2 runs are the same in every round" in capsys.readouterr().out
+    assert "2 of 2 runs are identical in every round" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--columns", "10%", "--algorithms", "mimic", "--seeds", "2", "--again") == 0
-    assert "2 of them were in runs/paper-again already" in capsys.readouterr().out
+    assert "2 of them were already in runs/paper-again" in capsys.readouterr().out
     assert call("reproduce", "tiny", "--seeds", "2", "--again", "--out", "runs/paper") == 2
     assert "recorded runs" in capsys.readouterr().err
     assert call("report", "--paper") == 0

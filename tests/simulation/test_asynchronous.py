@@ -179,7 +179,7 @@ def generated(seed, engine):
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["workers", "native", "batched"])
 def test_engines_agree_on_generated_models(tmp_path, engine):
-    found = [against_plain(load(generated(seed, engine), tmp_path / str(seed)), engine) for seed in (44, 45, 46)]
+    found = [against_plain(load(generated(seed, engine), tmp_path / str(seed)), engine) for seed in (51, 53, 54)]
     assert {each.verdict for each in found} - {"refused"} == {"ok"}, found
 
 
