@@ -329,6 +329,7 @@ def test_an_error_on_a_worker_is_that_of_the_model(cluster):
 
 
 def test_an_unreachable_cluster_is_a_sentence(tmp_path, capsys):
+    pytest.importorskip("ray")
     out = tmp_path / "run"
     assert main(["run", "--rounds", "2", "--ray", "127.0.0.1:1", "--out", str(out)]) == 2
     assert "no Ray cluster at '127.0.0.1:1'" in capsys.readouterr().err
