@@ -119,7 +119,7 @@ def show(**found: Any) -> None:
 def main() -> None:
     device = torch.device(sys.argv[1])
     for word in sys.argv[2:]:
-        signal.alarm(LIMIT_S)  # ends the process; suite.py goes on with the next case in another one
+        signal.alarm(LIMIT_S)  # ends the process; suite.py continues with the next case in another one
         case, names = word.split(":")
         title, precision = case.split("/")
         print(f"BEGIN {word}", flush=True)
