@@ -64,6 +64,12 @@ def _first_error(nvrtc: ctypes.CDLL, program: ctypes.c_void_p) -> str:
     return next((line for line in lines if "error" in line), "no message")[:200]
 
 
+def shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that one block can have."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
+
+
 class Kernels:
     """The kernels of a compiled source on one device, which stay loaded for the life of the process."""
 

@@ -42,9 +42,10 @@ class NativeGpuEngine:
         program = self._program(USUAL, frozenset(EXTRAS))
         self.pool, self.target = program.pool(single(clients.x)), program.target(single(clients.y))
         self.tests: tuple[Tensor, Tensor] | None = None  # the last test samples: as given, and converted for the compiled code
-        verify(
-            program, lambda other: DeviceProgram(other, clients.data, loss, USUAL, clients.device, frozenset(EXTRAS)), model, clients, loss
-        )
+        verify(program, self._whole, model, clients, loss)
+
+    def _whole(self, model: nn.Module) -> DeviceProgram:
+        return DeviceProgram(model, self.clients.data, self.loss, USUAL, self.clients.device, frozenset(EXTRAS))
 
     def _program(self, lanes: int, extras: frozenset[str]) -> DeviceProgram:
         if (lanes, extras) not in self.programs:

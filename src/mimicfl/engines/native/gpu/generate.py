@@ -50,7 +50,10 @@ class Memory:
 
 
 def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes: int, limit: int, extras: frozenset[str]) -> str:
-    """Return the CUDA source of a network. A block has `limit` bytes of shared memory. `extras` is what local steps have besides the gradient."""
+    """Return the CUDA source of a network. A block has `limit` bytes of shared memory.
+
+    `extras` says what the local steps have besides the gradient.
+    """
     if not each_written_once(layers, dimension):
         raise Unsupported("some of its parameters are shared or unused")
     net = _Net(join(layers), lanes, limit // 4, layers[0].shape, layers[0].shape[0] if uint8 else 0)
@@ -146,8 +149,8 @@ class _Net:
             self._image(k, size)
         for k, block in enumerate(blocks):
             self._conv_buffers(k, block) if block.is_conv else self._linear_buffers(k, block)
-        for name, size in sorted(self.sizes.items(), key=lambda pair: (pair[1], pair[0])):  # the small ones are used most per byte
-            self.memory.add(name, size)
+        for name, room in sorted(self.sizes.items(), key=lambda pair: (pair[1], pair[0])):  # the small ones are used most per byte
+            self.memory.add(name, room)
         for k, block in enumerate(blocks):
             self._conv(k, block) if block.is_conv else self._linear(k, block)
 

@@ -12,7 +12,7 @@ from ....data.dataset import Data
 from ...capabilities import unsupported_on_error
 from ..build import load
 from ..network import Network
-from .cuda import Kernels
+from .cuda import Kernels, shared_memory
 from .generate import generate
 from .plan import THREADS
 
@@ -23,9 +23,11 @@ EMULATED = 227 * 1024  # bytes of shared memory of the emulated block
 class Round(ctypes.Structure):
     """The arguments of one launch, as driver.h declares them."""
 
-    _fields_ = [(name, ctypes.c_void_p) for name in (
-        "w0", "model", "g", "loss", "pool", "table", "target", "rows", "begin", "sizes", "step", "shift", "eta", "mu", "beta", "space", "next",
-    )] + [("m", ctypes.c_int32)]  # fmt: skip
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("w0", "model", "g", "loss", "pool", "table", "target", "rows", "begin", "sizes", "step")],
+        *[(name, ctypes.c_void_p) for name in ("shift", "eta", "mu", "beta", "space", "next")],
+        ("m", ctypes.c_int32),
+    ]
 
 
 @dataclass
@@ -55,7 +57,7 @@ class DeviceProgram(Network):
     ) -> None:
         super().__init__(model, data, loss)
         self.device, cuda = device, device.type == "cuda"
-        limit = torch.cuda.get_device_properties(device).shared_memory_per_block_optin if cuda else EMULATED
+        limit = shared_memory(device) if cuda else EMULATED
         self.source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
         self.table = self.table.to(device)
         sizes = {name: int(self.source.split(f" {name} = ", 1)[1].split(",")[0].split(";")[0]) for name in ("SHARED", "ROOM", "FAR")}
@@ -93,8 +95,9 @@ class DeviceProgram(Network):
             part = w[begin : begin + self.blocks].contiguous()
             parts = max(1, self.blocks // len(part))
             blocks = len(part) * parts
-            given = [part, pool, self.table, len(pool), out[begin : begin + self.blocks], self._space(blocks), parts]
-            values = [ctypes.c_int(each) if isinstance(each, int) else ctypes.c_void_p(each.data_ptr()) for each in given]
+            tensors = [part, pool, self.table, out[begin : begin + self.blocks], self._space(blocks)]
+            addresses = [ctypes.c_void_p(tensor.data_ptr()) for tensor in tensors]
+            values = [*addresses[:3], ctypes.c_int(len(pool)), *addresses[3:], ctypes.c_int(parts)]
             if self.kernels:
                 self.kernels.launch("mimicfl_outputs", blocks, THREADS, self.shared, values)
             else:
@@ -106,19 +109,11 @@ class DeviceProgram(Network):
 
     def step(self, w: Tensor, pool: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient [d] and the loss [1] of all these samples as one batch."""
-        n, zero = len(pool), np.zeros(1)
-        plan = Plan(
-            *[
-                w[None],
-                self.on_device(zero, np.int32),
-                pool,
-                target,
-                self.on_device(np.arange(n), np.int32),
-                self.on_device(zero, np.int64),
-            ],
-            *[self.on_device(np.array([n]), np.int32), self.on_device(np.array([0, 1]), np.int64), self.on_device(zero, np.int64)],
-            *[self.on_device(zero, np.float32) for _ in range(3)],
-        )
+        n, zero, up = len(pool), np.zeros(1), self.on_device
+        steps, rows = up(np.array([0, 1]), np.int64), up(np.arange(n), np.int32)
+        first, sizes = up(zero, np.int64), up(np.array([n]), np.int32)
+        rates = [up(zero, np.float32) for _ in range(3)]
+        plan = Plan(w[None], up(zero, np.int32), pool, target, rows, first, sizes, steps, up(zero, np.int64), *rates)
         g, loss = self.train(plan)
         return g[0], loss
 
