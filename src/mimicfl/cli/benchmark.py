@@ -18,7 +18,6 @@ from .options import given
 from .progress import Reporter
 
 RECORDS, RUNS = Path("records/benchmark"), Path("runs/benchmark")
-GPU_ENGINE = "batched:160:compiled"  # fixed lanes: the result of a run does not depend on the runs that train with it
 FAR = 1.5  # distance between two profiles beyond which the nearest pattern says little
 
 
@@ -71,7 +70,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     trackers = [make_tracker(spec) for spec in arguments.track]
     settings = given(arguments)
     device = find_device(str(settings.get("device", "cpu")))
-    settings |= {"device": str(device)} | ({"engine": GPU_ENGINE} if device.type == "cuda" and "engine" not in settings else {})
+    settings |= {"device": str(device)} | ({"engine": part.gpu_engine} if device.type == "cuda" and "engine" not in settings else {})
     records, out = Path(arguments.records or RECORDS), Path(arguments.out or RUNS)
     cells = _cells(arguments, part)
     with Reporter(console, []) as progress:

@@ -1,5 +1,7 @@
 """The native engine's GPU code equals the plain engine: computed by one CPU thread, item by item, and on a GPU where there is one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -79,6 +81,22 @@ def test_every_batch_size_equals_plain(name, batch, device):
 def test_networks_equal_plain(name, device):
     make, shape = MORE[name]
     assert_equals_plain(make(), clients_of(shape, device, uint8=name != "no bias"), mf.LocalSGD(epochs=1, batch_size=16, momentum=0.9))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", [8, 40])
+def test_gradients_that_are_sent_equal_plain(device, batch):
+    clients = clients_of((1, 8, 8), device)
+    model = MODELS["mlp"]().to(device)
+    local = mf.LocalSGD(epochs=2, batch_size=batch, weight_decay=0.1)
+    first, second = requests_of(model, clients, local)
+    asked = [replace(first, task=replace(first.task, send=("last_gradient", "first_gradient"))), second]
+    ours = NativeGpuEngine(model, clients, as_loss("cross-entropy")).train(asked)
+    plain = PlainEngine(model, clients, as_loss("cross-entropy")).train(asked)
+    assert ours[1].sent == {}
+    for name in ("first_gradient", "last_gradient"):
+        torch.testing.assert_close(ours[0].sent[name], plain[0].sent[name], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.slow
