@@ -84,7 +84,7 @@ class NativeGpuEngine:
         columns = [rows.split(counts) for rows in (g, K, (loss / K).to(torch.float32))]
         vectors = {name: rows.split(counts) for name, rows in sent.items()}
         return [
-            ClientUpdates(*[column[k] for column in columns], sent={name: vectors[name][k] for name in request.task.send})
+            ClientUpdates(columns[0][k], columns[1][k], columns[2][k], sent={name: vectors[name][k] for name in request.task.send})
             for k, request in enumerate(requests)
         ]
 
