@@ -20,7 +20,7 @@ from ..settings import Experiment
 from ..simulation.checkpoint import check_folder
 from ..simulation.run import Run
 from ..simulation.train import train
-from .build import build
+from .build import Problems, build
 from .comparison import Comparison
 from .names import algorithm_list, named_apart, run_name, seed_list
 from .results import resumable
@@ -120,7 +120,8 @@ def carry_out(
 
 def build_all(plan: Plan) -> Built:
     """Every experiment of the plan with its run before the first round."""
-    return {name: build(experiment) for name, experiment in plan.items()}
+    made: Problems = {}
+    return {name: build(experiment, made) for name, experiment in plan.items()}
 
 
 def execute(
