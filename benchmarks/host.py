@@ -36,6 +36,7 @@ from mimicfl.engines.stacked.jobs import list_jobs
 from mimicfl.experiments.execute import carry_out
 from mimicfl.data import datasets
 from mimicfl.data.dataset import Data
+from mimicfl.files import scratch
 from mimicfl.problem import Problem
 from mimicfl.settings import Experiment
 from mimicfl.simulation import train as training
@@ -166,7 +167,8 @@ def main() -> None:
             profile = cProfile.Profile()
             if arguments.profile:
                 profile.enable()
-            carry_out({name: plan[name] for name in part_of}, Path(folder) / str(len(part_of)))
+            with scratch():
+                carry_out({name: plan[name] for name in part_of}, Path(folder) / str(len(part_of)))
             profile.disable()
     end = time.process_time()
     runs, rounds = times["runs"], times["run-rounds"]

@@ -11,6 +11,7 @@ from ..callbacks.interface import Callback, EachRound, callback_set
 from ..callbacks.tracker import unsent
 from ..errors import Diverged, Paused, UsageError, shown
 from ..experiments.execute import Plan, Progress, carry_out
+from ..files import scratch
 from ..metrics.environment import environment
 from ..metrics.history import read
 from ..metrics.store import RunFolder
@@ -95,7 +96,8 @@ def _carry_out(plan: Plan, out: Path, deadline: float | None, progress: Progress
     """Train the runs; return the messages of those that diverged. If any does, the unfinished ones are run one by one to find it."""
     failures: dict[str, str] = {}
     try:
-        carry_out(plan, out, progress, deadline=deadline, callbacks=callbacks)
+        with scratch():
+            carry_out(plan, out, progress, deadline=deadline, callbacks=callbacks)
     except Paused:
         pass
     except Diverged as error:
