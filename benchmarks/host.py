@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mimicfl.algorithms import finite
 from mimicfl.algorithms.server import ClientUpdates
 from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.suite import Part, find_part
@@ -148,6 +149,7 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    finite.TOGETHER["cpu"] = finite.TOGETHER["cuda"]
     part = find_part(arguments.part)
     algorithms = arguments.algorithms or [grid.algorithm for grid in part.grids]
     plan = chosen(part, arguments.runs, algorithms)
