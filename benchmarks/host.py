@@ -183,7 +183,7 @@ def main() -> None:
         for where, n in counting.waits.most_common(30):
             print(f"  waits {n / rounds:8.2f}  {where}")
     if arguments.profile:
-        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+        pstats.Stats(profile).sort_stats("tottime").print_stats(60)
         pstats.Stats(profile).sort_stats("cumtime").print_stats(70)
 
 

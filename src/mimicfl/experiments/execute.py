@@ -207,8 +207,9 @@ def _train_group(
 
 
 def _failure(failures: dict[str, Diverged], runs: int, paused: bool) -> Diverged:
-    if runs == 1:
-        return next(iter(failures.values()))
     others = "finished or saved" if paused else "finished"
     reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
-    return Diverged(f"{len(failures)} of {runs} runs diverged, the others are {others}: {reasons}")
+    several = f"{len(failures)} of {runs} runs diverged, the others are {others}: {reasons}"
+    found = next(iter(failures.values())) if runs == 1 else Diverged(several)
+    found.runs = {name: str(error) for name, error in failures.items()}
+    return found
