@@ -110,7 +110,7 @@ def add_others(commands: Commands) -> None:
     p.add_argument("--precision", default="fp32", help="fp32 (default), tf32 or bf16", metavar="NAME")
     p.add_argument(
         "--engines",
-        help="engines to time besides plain, e.g. native,workers or batched,compiled,streams,compiled-streams (default: all)",
+        help="engines to time besides plain, e.g. native,workers or native,batched,compiled,streams,compiled-streams (default: all)",
         metavar="NAMES",
     )
     p.add_argument("--threads", type=int, help="number of threads (default: PyTorch's)", metavar="T")

@@ -110,7 +110,7 @@ def makers(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int)
 def _engines(net: nn.Module, clients: Clients, loss: Loss, precision: str, m: int, only: list[str]) -> tuple[list[Any], list[str]]:
     """Prepare the bare loop, the plain engine and the fast engines that support the model; also return a note per fast engine."""
     fast = makers(net, clients, loss, precision, m)
-    default = ("native", "workers") if clients.device.type == "cpu" else ("batched", "compiled", "streams", "compiled-streams")
+    default = ("native", "workers") if clients.device.type == "cpu" else ("native", "batched", "compiled", "streams", "compiled-streams")
     engines: list[Any] = [Bare(net, clients, loss), PlainEngine(net, clients, loss)]
     notes = []
     for name in only or default:

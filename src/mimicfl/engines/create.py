@@ -17,6 +17,10 @@ def create(label: str, model: nn.Module, clients: Clients, loss: Loss, precision
     if name == "plain":
         return PlainEngine(*what)
     if name == "native":
+        if clients.device.type == "cuda":
+            from .native.gpu.engine import NativeGpuEngine
+
+            return NativeGpuEngine(*what)
         from .native.engine import NativeEngine
 
         return NativeEngine(*what)

@@ -20,6 +20,7 @@ from .torch_settings import exact, own_threads
 from .trial import TRIAL_STEPS, Trial, make, seconds_per_step
 
 WORTH_IT = 2.0  # estimated seconds of plain training below which preparing another engine would only delay the run
+FAR_AHEAD = 10.0  # times as fast as plain: other engines are then rarely faster than native, and preparing them takes longer than it saves
 WORTH_COMPILING = 60.0  # seconds of training on the best engine below which compiling would only delay the run
 COMPILE = ("batched", "streams")  # the engines that can use a compiler
 Notice = Callable[[str], None]
@@ -30,8 +31,8 @@ def check_engine(name: str, device: torch.device) -> None:
     kind, _, _ = engine_parts(name)
     if kind == "streams" and device.type != "cuda":
         raise UsageError("engine streams needs a GPU: use device cuda, or engine auto")
-    if kind in ("native", "workers") and device.type != "cpu":
-        raise UsageError(f"engine {kind} runs on the CPU: use device cpu, or engine auto")
+    if kind == "workers" and device.type != "cpu":
+        raise UsageError("engine workers runs on the CPU: use device cpu, or engine auto")
 
 
 def select_engine(name: str, runs: Sequence[TrainingRun], notice: Notice | None = None, ray: str = "") -> tuple[Engine, str]:
@@ -141,10 +142,12 @@ def _fastest(runs: Sequence[TrainingRun], plain: PlainEngine, seconds: float) ->
     trial = Trial(runs, plain)
     took: dict[Engine, float] = {plain: trial.seconds(plain)}
     reasons = []
-    for name in ("native", "workers") if trial.problem.device.type == "cpu" else ("batched", "streams"):
+    for name in ("native", "workers") if trial.problem.device.type == "cpu" else ("native", "batched", "streams"):
         best = min(took, key=took.__getitem__)
         if name == "workers" and best.name == "native":
             continue  # processes on the same cores cannot beat compiled code
+        if best.name == "native" and took[plain] > FAR_AHEAD * took[best]:
+            continue
         try:
             engine = trial.prepared(name)
             took[engine] = trial.seconds(engine)

@@ -126,7 +126,7 @@ class Experiment:
     device: str = setting("cpu", "cpu, cuda, cuda:1, ... or auto", "NAME", part_of_result=False)
     engine: str = setting(
         "auto",
-        "auto: fastest by trial; plain; native, workers (CPU only); batched; streams (GPU only); batched:128:compiled fixes the lanes",
+        "auto: fastest by trial; plain; native; workers (CPU only); batched; streams (GPU only); batched:128:compiled fixes the lanes",
         "NAME",
         check=engine_name,
         part_of_result=False,

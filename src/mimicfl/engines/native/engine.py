@@ -1,6 +1,5 @@
 """The native engine: the same requests and updates as the plain engine, in compiled code, with one client per thread."""
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,63 +7,35 @@ import torch
 from torch import Tensor, nn
 
 from ...clients.losses import Loss
-from ...clients.params import flatten
 from ...clients.train import draw
 from ...data.clients import Clients, Holdout
 from ...data.dataset import Data
 from ...data.samples import single
 from ...seeds import number
-from ..capabilities import Unsupported, refuse_transform, unsupported_on_error
+from ..capabilities import Unsupported, unsupported_on_error
 from ..interface import ClientUpdates, TrainRequest
 from .build import open_library
 from .generate import generate
-from .trace import trace
-from .verify import loss_name, verify
+from .network import Network, floats, refuse_requests
+from .verify import verify
 
 Part = tuple[np.ndarray, list[int]]  # a client's samples in training order, and its batch sizes
 Floats = Sequence[float]
 Shifts = Sequence[Tensor | None]  # one per client
-MOST_OUTPUTS = 1 << 16  # the loss keeps one sample's outputs on the stack
 
 
-class Program:
+class Program(Network):
     """A compiled network with a loss."""
 
     @unsupported_on_error()
     def __init__(self, model: nn.Module, data: Data, loss: Loss, flags: tuple[str, ...] = ()) -> None:
-        _check_inputs(data)
-        self.uint8 = data.x_train.dtype == torch.uint8 and not data.augment
-        self.kind = loss_name(loss, data)
-        self.layers = trace(model, tuple(data.x_train.shape[1:]))
-        self.outputs = math.prod(self.layers[-1].out)
-        self._check_outputs(data)
-        self.source = generate(self.layers, flatten(model).numel(), self.kind, self.uint8)
+        super().__init__(model, data, loss)
+        self.source = generate(self.layers, self.dimension, self.kind, self.uint8)
         self.code = open_library(self.source, flags)
-        self.data = data
-        self.table = _table(data, self.layers[0].shape[0]) if self.uint8 else _floats(1)
-
-    def _check_outputs(self, data: Data) -> None:
-        """Check the sizes of outputs and targets, because the compiled loss has no bounds checks."""
-        if self.outputs > MOST_OUTPUTS:
-            raise Unsupported(f"it has more than {MOST_OUTPUTS} outputs")
-        if self.kind == "cross-entropy" and data.num_classes > self.outputs:
-            raise Unsupported("it has fewer outputs than classes")
-        if self.kind == "mse" and (targets := math.prod(data.y_train.shape[1:])) != self.outputs:
-            raise Unsupported(f"it has {self.outputs} outputs but {targets} targets per sample")
-
-    def pool(self, x: Tensor) -> Tensor:
-        """Convert samples to the form that the compiled code reads: uint8 as stored, anything else as float32 inputs."""
-        pool = x if self.uint8 else self.data.inputs(x, torch.float32)
-        if pool.dtype != (torch.uint8 if self.uint8 else torch.float32) or x.shape[1:] != self.data.x_train.shape[1:]:
-            raise Unsupported(f"it was not compiled for samples of type {_name(x)} and shape {list(x.shape[1:])}")
-        return pool.contiguous()
-
-    def target(self, y: Tensor) -> Tensor:
-        return (y.long() if self.kind == "cross-entropy" else y.float()).contiguous()
 
     def predict(self, w: Tensor, pool: Tensor, threads: int) -> Tensor:
         """Return the outputs [n, outputs] in evaluation mode."""
-        out = _floats(len(pool), self.outputs)
+        out = floats(len(pool), self.outputs)
         w = w.contiguous()
         failed = self.code.mimicfl_outputs(_pointer(w), _pointer(pool), _pointer(self.table), len(pool), _pointer(out), threads)
         if failed:
@@ -77,7 +48,7 @@ class Program:
         w is [d], or [models, d] with the index of each client's model in `plan.model`.
         """
         m = len(plan.begin)
-        g = _floats(m, w.shape[-1])
+        g = floats(m, w.shape[-1])
         loss = np.empty(m)
         w = w.contiguous()
         shifts = [shift if shift is None else shift.contiguous() for shift in shifts]  # keeps them alive while the compiled code reads them
@@ -143,11 +114,7 @@ class NativeEngine:
         return NativeEngine(model, self.clients, self.loss)
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
-        if sent := [name for request in requests for name in request.task.send]:
-            raise Unsupported(f"clients of its algorithm also send {sent[0]}")
-        for local in {id(request.local): request.local for request in requests}.values():
-            if local.rule is not None or local.lr_multipliers:
-                raise Unsupported(f"its clients train with {local.extras[-1]}, compiled code only with SGD and momentum")
+        refuse_requests(requests)
         jobs = [(a, row) for a, request in enumerate(requests) for row in range(len(request.active))]
         # Augmented batches are created per client, so these clients train one at a time.
         parts = [self._train(requests, part) for part in ([jobs] if self.pool is not None else [[job] for job in jobs])]
@@ -190,36 +157,6 @@ class NativeEngine:
             except (Unsupported, TypeError):
                 return None
         return torch.stack([self.program.predict(one, self.tests[1], torch.get_num_threads()) for one in w])
-
-
-def _check_inputs(data: Data) -> None:
-    refuse_transform(data)
-    if not isinstance(data.x_train, Tensor) or not isinstance(data.y_train, Tensor):
-        raise Unsupported("its samples are not single tensors")
-    for x in (data.x_train, data.x_test):
-        if x.dtype != torch.uint8 and not x.is_floating_point():
-            raise Unsupported(f"its inputs are {_name(x)}")
-    if (data.x_train.dtype == torch.uint8) != (data.x_test.dtype == torch.uint8):
-        raise Unsupported(f"its training samples are {_name(data.x_train)} and its test samples {_name(data.x_test)}")
-
-
-def _table(data: Data, channels: int) -> Tensor:
-    """Return the input value of each of the 256 byte values, per channel, computed with the dataset's formula."""
-    shape = data.x_train.shape[1:]
-    values = torch.arange(256, dtype=torch.uint8).view(256, *[1] * len(shape)).expand(256, *shape)
-    inputs = data.inputs(values, torch.float32).reshape(256, channels, -1)
-    if not torch.equal(inputs[:, :, :1].expand_as(inputs), inputs):
-        raise Unsupported("its inputs are scaled differently within a channel")
-    return inputs[:, :, 0].t().contiguous()
-
-
-def _floats(*shape: int) -> Tensor:
-    """Allocate memory for the compiled code to fill, independent of PyTorch's default type and device."""
-    return torch.empty(shape, dtype=torch.float32, device="cpu")
-
-
-def _name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def _pointer(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool) -> str
             f"#define LOSS {function}",
             "struct Net {",
             f"  static constexpr int D = {dimension}, FEATURES = {_size(first.shape)}, CHANNELS = {channels}, OUTPUTS = {last.out[0]};",
-            f"  static constexpr bool ZEROED = {str(not _each_written_once(layers, dimension)).lower()};",
+            f"  static constexpr bool ZEROED = {str(not each_written_once(layers, dimension)).lower()};",
             "  struct Work {",
             *[f"    alignas(64) v {name}[{size}];" for name, size in net.vectors.items()],
             *[f"    alignas(64) float {name}[{size}];" for name, size in net.floats.items()],
@@ -50,7 +50,7 @@ def header_text(*names: str) -> str:
     return "\n".join((HERE / name).read_text(encoding="utf-8") for name in names)
 
 
-def _each_written_once(layers: list[Layer], dimension: int) -> bool:
+def each_written_once(layers: list[Layer], dimension: int) -> bool:
     """Return whether a backward pass writes every entry of the gradient exactly once; shared or unused parameters prevent this."""
     begins = [begin for layer in layers for begin in (layer.weight, layer.bias) if begin >= 0]
     weights = sum(layer.shape[0] * layer.out[0] * layer.kernel[0] * layer.kernel[1] for layer in layers if layer.weight >= 0)

@@ -83,7 +83,7 @@ class _Recorded(fx.Interpreter):
 
 
 def _chain(module: nn.Module, sample: tuple[int, ...], training: bool) -> list[Layer]:
-    module = copy.deepcopy(module).train(training)
+    module = copy.deepcopy(module).cpu().train(training)
     try:
         graph = fx.symbolic_trace(module)
     except Exception as error:

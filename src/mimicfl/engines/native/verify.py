@@ -74,9 +74,9 @@ class Program(Protocol):
 def verify(program: Program, make: Callable[[nn.Module], Program], model: nn.Module, clients: Clients, loss: Loss) -> None:
     """Compare outputs in evaluation mode, and loss and gradient in training mode; the model is not changed."""
     data = clients.data
-    rows = probe_rows(single(clients.y))
+    rows = torch.from_numpy(probe_rows(single(clients.y)))
     x = single(clients.x)[rows]
-    _evaluation(program, perturbed(model), data, (x, data.x_test[probe_rows(data.y_test)]))
+    _evaluation(program, perturbed(model), data, (x, data.x_test[probe_rows(data.y_test)].to(clients.device)))
     no_dropout = without_dropout(model, data.inputs(x, torch.float32))
     if no_dropout is not None:  # engines draw dropout masks differently, so training is compared without dropout
         program, model = make(no_dropout), no_dropout
@@ -91,7 +91,7 @@ def _evaluation(program: Program, model: nn.Module, data: Data, samples: tuple[T
         _agree("outputs in evaluation mode", program.predict(flatten(model), program.pool(x), 1), exact, OUTPUTS)
 
 
-def _training(program: Program, model: nn.Module, clients: Clients, loss: Loss, rows: np.ndarray) -> None:
+def _training(program: Program, model: nn.Module, clients: Clients, loss: Loss, rows: Tensor) -> None:
     model.train()
     x, y = single(clients.x)[rows], single(clients.y)[rows]
     output = as_tensor(model(clients.data.inputs(x, torch.float32)))
@@ -113,7 +113,7 @@ def probe_rows(y: Tensor) -> np.ndarray:
     """Return rows spread over the samples plus the first one of each class; always more than the traced batch."""
     rows = np.linspace(0, len(y) - 1, min(len(y), SPACED)).astype(np.int64)
     if y.ndim == 1 and not y.is_floating_point():
-        rows = np.concatenate([rows, np.unique(y.numpy(), return_index=True)[1][:CLASSES]])
+        rows = np.concatenate([rows, np.unique(y.cpu().numpy(), return_index=True)[1][:CLASSES]])
     return np.resize(np.unique(rows), max(len(np.unique(rows)), BATCH + 1))
 
 
@@ -124,5 +124,5 @@ def perturbed(model: nn.Module) -> nn.Module:
     with torch.no_grad():
         for p in trainable(model):
             fan_in = p[0].numel() if p.ndim > 1 else 4
-            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device), alpha=0.5 / fan_in**0.5)
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype, device="cpu").to(p.device), alpha=0.5 / fan_in**0.5)
     return model

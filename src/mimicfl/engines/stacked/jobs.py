@@ -4,18 +4,16 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...clients.local_sgd import LocalSGD
 from ...clients.optimizers import Rule
 from ...clients.train import draw
-from ...data.clients import Clients
 from ...seeds import number
 from ..interface import ClientUpdates, TrainRequest
+from ..population import largest
 from .buffers import ChangingBuffers, Packed
 
 
@@ -51,10 +49,10 @@ class Needs:
     def of(cls, requests: Sequence[TrainRequest]) -> "Needs":
         """Return the capacity for these requests and for any other clients of the same populations."""
         populations = {(id(request.clients), id(request.local)): request for request in requests}
-        largest = [_largest(request) for request in populations.values()]
+        sizes = [largest(request.clients, request.local) for request in populations.values()]
         return cls(
-            batch=max(batch for batch, _ in largest),
-            steps=max(steps for _, steps in largest),
+            batch=max(batch for batch, _ in sizes),
+            steps=max(steps for _, steps in sizes),
             shift=any(isinstance(request.task.shift, Tensor) or request.task.shift != 0 for request in requests),
             prox=any(request.task.mu != 0 for request in requests),
             augment=requests[0].clients.data.augment,
@@ -233,19 +231,3 @@ class Results:
             ClientUpdates(rows, K, mean, held(k, request), {name: sent[name][k] for name in request.task.send})
             for k, (request, rows, K, mean) in enumerate(parts)
         ]
-
-
-# By population and local training, which do not change: every round needs them, and finding them takes a look at every client.
-_LARGEST: WeakKeyDictionary[Clients, dict[int, tuple[LocalSGD, tuple[int, int]]]] = WeakKeyDictionary()
-
-
-def _largest(request: TrainRequest) -> tuple[int, int]:
-    """Return the largest batch and the largest number of steps of any client."""
-    known = _LARGEST.setdefault(request.clients, {})
-    if id(request.local) not in known:
-        sizes = request.clients.sizes
-        likely = range(len(sizes)) if request.local.lists else (int(sizes.argmax()), int(sizes.argmin()))
-        plans = [request.local.batch_sizes(int(sizes[client]), client) for client in likely]
-        largest = max(max(batches) for batches in plans), max(len(batches) for batches in plans)
-        known[id(request.local)] = request.local, largest  # holds the object, so that its id stays its own
-    return known[id(request.local)][1]
