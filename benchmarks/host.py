@@ -11,8 +11,8 @@ functions with the most time.
 
 import argparse
 import collections
-import dataclasses
 import cProfile
+import dataclasses
 import pstats
 import sys
 import tempfile
@@ -30,21 +30,45 @@ from mimicfl.algorithms import finite
 from mimicfl.algorithms.server import ClientUpdates
 from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.suite import Part, find_part
+from mimicfl.data import datasets
 from mimicfl.data.clients import Holdout
+from mimicfl.data.dataset import Data
 from mimicfl.engines.interface import TrainRequest
 from mimicfl.engines.stacked.buffers import ChangingBuffers
 from mimicfl.engines.stacked.jobs import list_jobs
 from mimicfl.experiments.execute import carry_out
-from mimicfl.data import datasets
-from mimicfl.data.dataset import Data
 from mimicfl.files import scratch
 from mimicfl.problem import Problem
 from mimicfl.settings import Experiment
 from mimicfl.simulation import train as training
 
 SAMPLES = {"digits": 1442, "fmnist": 60_000, "cifar10": 50_000}  # for training
-VIEWS = {"view", "_unsafe_view", "expand", "select", "slice", "split", "split_with_sizes", "unsqueeze", "squeeze", "t", "transpose"}
-VIEWS |= {"alias", "detach", "as_strided", "permute", "unbind", "empty", "empty_strided", "reshape", "lift_fresh", "_reshape_alias", "new_empty"}
+VIEWS = set(  # operations that launch nothing
+    [
+        "view",
+        "_unsafe_view",
+        "expand",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "unsqueeze",
+        "squeeze",
+        "t",
+        "transpose",
+        "alias",
+        "detach",
+        "as_strided",
+        "permute",
+        "unbind",
+        "empty",
+        "empty_strided",
+        "new_empty",
+        "reshape",
+        "_reshape_alias",
+        "lift_fresh",
+    ]
+)
 
 
 class StandIn:
@@ -174,8 +198,10 @@ def main() -> None:
             profile.disable()
     end = time.process_time()
     runs, rounds = times["runs"], times["run-rounds"]
-    print(f"{runs:.0f} runs, {rounds:.0f} run-rounds; start-up {1e3 * times['start-up'] / runs:.1f} ms per run, "
-          f"rounds {1e3 * times['rounds'] / rounds:.3f} ms per run-round, end {1e3 * (end - times['mark']) / runs:.1f} ms per run")
+    print(
+        f"{runs:.0f} runs, {rounds:.0f} run-rounds; start-up {1e3 * times['start-up'] / runs:.1f} ms per run, "
+        f"rounds {1e3 * times['rounds'] / rounds:.3f} ms per run-round, end {1e3 * (end - times['mark']) / runs:.1f} ms per run"
+    )
     if counting:
         print(f"{counting.calls.total() / rounds:.1f} operations and {counting.waits.total() / rounds:.2f} waits per run-round")
         for where, n in counting.calls.most_common(30):

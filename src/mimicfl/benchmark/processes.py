@@ -4,6 +4,7 @@ Workers are new processes, not forked ones, since CUDA cannot be used in a fork.
 a worker whose input ends, because this process was killed, ends as well.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -63,10 +64,8 @@ class Worker:
         assert self.process.stdin is not None
         if at_once:
             self.process.kill()
-        try:
+        with contextlib.suppress(OSError):  # it may have ended already
             self.process.stdin.close()
-        except OSError:  # it has ended already
-            pass
         try:
             self.process.wait(PATIENCE)
         except subprocess.TimeoutExpired:

@@ -27,7 +27,6 @@ from ..simulation.run import Run
 from ..simulation.setup import set_up
 from ..tasks import LearningTask
 
-
 Problems = dict[tuple[Any, ...], Problem]  # by everything that they are made from, except the local training
 
 
@@ -41,7 +40,7 @@ def build(experiment: Experiment, made: Problems | None = None) -> tuple[Experim
     load_plugins(experiment.plugins)  # first: what settings mean may depend on what plugins register
     e = experiment.resolved()
     algorithm, pattern = algorithms.make(e.algorithm), participation.make(e.availability)  # cheap mistakes first, before data is read
-    problem = build_problem(e, {} if made is None else made)
+    problem = build_problem(e, made)
     named = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
     run = set_up(problem, **arguments_of(set_up, e) | named)
     check_engine(e.engine, problem.device)
@@ -66,11 +65,12 @@ def resolved_loss(e: Experiment, problem: Problem) -> dict[str, Any]:
     return {"loss": str(problem.data.loss) if e.loss == "auto" else e.loss}
 
 
-def build_problem(e: Experiment, made: Problems) -> Problem:
+def build_problem(e: Experiment, made: Problems | None = None) -> Problem:
     """Model, data, split and local training that resolved settings name."""
     local = Local(**arguments_of(Local, e) | {"batch_size": None if e.batch_size == "full" else int(e.batch_size)})
-    used = (*MADE_FROM, *arguments_of(Problem.of, e))
-    key = tuple(repr(getattr(e, name)) for name in used)
+    if made is None:
+        return _new_problem(e, local)
+    key = tuple(repr(getattr(e, name)) for name in (*MADE_FROM, *arguments_of(Problem.of, e)))
     if key not in made:
         made[key] = _new_problem(e, local)
     return made[key].with_local(local)

@@ -156,7 +156,8 @@ Plan = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 def _plans(requests: Sequence[TrainRequest], batch: int) -> tuple[list[Plan], np.ndarray]:
     """The different plans of these clients, and which of them each client has: runs that are compared train on the same batches."""
     known: dict[Any, int] = {}
-    plans, which = [], []
+    plans: list[Plan] = []
+    which = []
     for request in requests:
         population = (id(request.clients), request.local.passes, request.seed, request.t)
         for client in request.active.tolist():
