@@ -18,6 +18,8 @@ class UsageError(ValueError):
 class Diverged(UsageError):
     """Training produced a loss or an update that is not finite."""
 
+    runs: dict[str, str]  # of several runs that trained together: why each of them diverged
+
 
 class Paused(Exception):
     """The time limit was reached; the runs in progress are saved and can be resumed."""

@@ -72,8 +72,31 @@ def drop_unfinished() -> None:
         partial.unlink(missing_ok=True)
 
 
+_scratch = False
+
+
+@contextmanager
+def scratch() -> Iterator[None]:
+    """Folders written in this block are only kept until their results have been read.
+
+    They survive a killed process, but not a power failure: nothing waits for the disk. Finished runs keep no state to extend them from.
+    """
+    global _scratch
+    before, _scratch = _scratch, True
+    try:
+        yield
+    finally:
+        _scratch = before
+
+
+def is_scratch() -> bool:
+    return _scratch
+
+
 def flush(path: Path) -> None:
     """Wait until the content is on disk."""
+    if _scratch:
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

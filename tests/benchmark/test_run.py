@@ -1,11 +1,15 @@
 """The benchmark trains what is missing, records it, and can be stopped at any time."""
 
 import dataclasses
+import json
+import threading
+import time
 
 import pytest
 
 import mimicfl as mf
 from mimicfl.benchmark import run as module
+from mimicfl.benchmark.processes import Worker
 from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.records import plans, read_cell
 from mimicfl.benchmark.run import run_part
@@ -95,3 +99,67 @@ def test_validation_is_part_of_the_result_and_absent_by_default():
     assert load_data(held.resolved()) is load_data(held.resolved())
     scores = [mf.run(dataclasses.replace(e, epochs=1, num_clients=4, availability="always")) for e in (plain, held)]
     assert scores[0].fingerprint != scores[1].fingerprint
+
+
+def contents(folder):
+    """The recorded runs by id, without what differs between two starts."""
+    found = {name: json.loads(text)["runs"] for name, text in texts(folder).items()}
+    kept = {name: [{key: run[key] for key in run if key not in ("plan", "environment")} for run in runs] for name, runs in found.items()}
+    return {name: sorted(runs, key=lambda run: run["id"]) for name, runs in kept.items()}
+
+
+def test_two_processes_write_the_records_of_one(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "BATCH", 7)  # several batches for each
+    for processes in (1, 2):
+        assert run_part(tiny, tmp_path / str(processes), tmp_path / "runs", tiny.cells(), {}, processes=processes)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert not list((tmp_path / "runs").iterdir())
+
+
+def test_the_runs_of_a_killed_process_are_trained_by_the_other(tiny, tmp_path, monkeypatch):
+    said, killed = [], []
+    train = Worker.train
+
+    def shot(self, job):
+        if self.number == 1 and not killed:
+            killed.append(self)
+            threading.Timer(0.5, self.process.kill).start()  # it is importing, or training its first batch
+        return train(self, job)
+
+    monkeypatch.setattr(Worker, "train", shot)
+    part = dataclasses.replace(tiny, settings=tiny.settings | {"rounds": 6})
+    assert run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, say=said.append, processes=2)
+    assert any("process 2 ended unexpectedly (signal SIGKILL)" in line for line in said)
+    assert all(progress_of(cell, read_cell(tmp_path / "records", cell)).stage == "complete" for cell in part.cells())
+
+
+def test_all_processes_killed_is_an_error(tiny, tmp_path, monkeypatch):
+    train = Worker.train
+
+    def shot(self, job):
+        self.process.kill()
+        return train(self, job)
+
+    monkeypatch.setattr(Worker, "train", shot)
+    with pytest.raises(mf.UsageError, match="all processes ended"):
+        run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {}, processes=2)
+
+
+def test_processes_stop_when_the_time_is_up(tiny, tmp_path):
+    """Runs far too long for the time are saved, recorded by nobody, and resumed."""
+    part = dataclasses.replace(tiny, settings=tiny.settings | {"rounds": 100_000})
+    began = time.monotonic()
+    assert not run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, minutes=0.25, processes=2)
+    assert time.monotonic() - began < 90
+    assert not any(read_cell(tmp_path / "records", cell) for cell in part.cells())
+    assert list((tmp_path / "runs").glob("*/checkpoint.safetensors"))
+
+
+def test_a_mistake_is_reported_once_by_processes(tiny, tmp_path):
+    with pytest.raises(mf.UsageError, match="streams needs a GPU"):
+        run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {"engine": "streams"}, processes=2)
+
+
+def test_processes_and_trackers_are_refused(tiny, tmp_path):
+    with pytest.raises(mf.UsageError, match="trackers follow"):
+        run_part(tiny, tmp_path / "r", tmp_path / "o", tiny.cells(), {}, callbacks=[mf.callbacks.CSV(tmp_path / "csv")], processes=2)

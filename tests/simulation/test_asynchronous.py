@@ -124,7 +124,7 @@ def test_clients_start_from_the_model_the_buffers_and_the_rate_of_their_version(
                 assert part.eta_L == lr(version)
         [updates] = train_clients(engine, [request])
         run.apply(request, updates)
-        run.close_round(request, updates)
+        run.close_round(request, float(updates.loss.mean()))
     assert max(max(row["staleness"]) for row in run.recorder.rows) > 1
     assert run.example_request().starts is None
 
@@ -139,7 +139,7 @@ def test_an_example_request_is_possible_in_every_round(quadratic, k):
         request = run.request()
         [updates] = train_clients(engine, [request])
         run.apply(request, updates)
-        run.close_round(request, updates)
+        run.close_round(request, float(updates.loss.mean()))
         assert run.example_request().active.tolist() == [0]
 
 

@@ -16,7 +16,11 @@ from .base import Algorithm, State, Step, register
 @dataclass
 class AmplifiedState(State):
     anchor: Tensor  # [d] the model at the start of the period
-    periods: Tensor  # [] how many periods have ended
+    periods: Tensor  # [] how many periods have ended; in host memory, because the host reads it every round
+
+
+def no_periods() -> Tensor:
+    return torch.zeros((), dtype=torch.int64, device="cpu")
 
 
 def amplify(state: AmplifiedState, step: Step, period: int, gamma: float) -> bool:
@@ -50,7 +54,7 @@ class AmplifiedFedAvg(Amplified, Algorithm[AmplifiedState]):
     mean_suffices = True
 
     def init(self, w: Tensor, num_clients: int) -> AmplifiedState:
-        return AmplifiedState(w, w.clone(), torch.zeros((), dtype=torch.int64, device=w.device))
+        return AmplifiedState(w, w.clone(), no_periods())
 
     def aggregate(self, state: AmplifiedState, active: Tensor, g: Tensor, step: Step) -> None:
         state.w = state.w - step.eta * step.mean(g)

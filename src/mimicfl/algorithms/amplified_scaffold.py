@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .amplified_fedavg import Amplified, AmplifiedState, amplify
+from .amplified_fedavg import Amplified, AmplifiedState, amplify, no_periods
 from .base import Algorithm, Step, Task, memory, register
 from .client_memory import ClientMemory
 
@@ -35,9 +35,8 @@ class AmplifiedSCAFFOLD(Amplified, Algorithm[AmplifiedScaffoldState]):
 
     def init(self, w: Tensor, num_clients: int) -> AmplifiedScaffoldState:
         numbers = torch.zeros(num_clients, dtype=torch.float64, device=w.device)
-        periods = torch.zeros((), dtype=torch.int64, device=w.device)
         controls = (torch.zeros_like(w), memory(w, num_clients), memory(w, num_clients))
-        return AmplifiedScaffoldState(w, w.clone(), periods, *controls, numbers, numbers.clone())
+        return AmplifiedScaffoldState(w, w.clone(), no_periods(), *controls, numbers, numbers.clone())
 
     def task(self, state: AmplifiedScaffoldState, active: Tensor) -> Task:
         return Task(shift=state.c - state.c_i[active])

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError, number, shown
 from ..files import explained
+from .numbers import on_device, on_host
 
 SHARE = 0.5  # of the free memory, if no budget is given
 LARGE, PART = 1 << 23, 1 << 20  # numbers: more are processed in parts of so many, which stay in the cache
@@ -66,6 +67,7 @@ class ClientMemory:
         self.budget = Budget()
         self.where = "device" if w.device.type == "cuda" else "host"
         self.store = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
+        self._last: Tensor | None = None  # where the rows lie that were read or written last
         self.changed: set[int] = set()  # clients written since somebody last cleared this, as incremental checkpoints do
 
     @property
@@ -84,13 +86,13 @@ class ClientMemory:
         who, columns = who if isinstance(who, tuple) else (who, slice(0, self.d))
         clients, store = self._clients(who), self.store[:, columns]
         held = self.slot[clients.reshape(-1)]
-        slots, missing = torch.from_numpy(held).to(self.store.device), held < 0
+        missing = held < 0
         if self.count == 0:
-            found = torch.zeros(len(slots), store.shape[1], dtype=self.dtype, device=self.device)
+            found = torch.zeros(len(held), store.shape[1], dtype=self.dtype, device=self.device)
         else:  # whole rows are copied, which is faster than indexing
-            found = store.index_select(0, slots.clamp_min(0)).to(self.device)
+            found = store.index_select(0, self._places(np.maximum(held, 0))).to(self.device)
         if self.count and missing.any():
-            found.masked_fill_(torch.from_numpy(missing).to(self.device)[:, None], 0.0)
+            found.masked_fill_(torch.from_numpy(missing).to(self.device, non_blocking=True)[:, None], 0.0)
         return found.view(*clients.shape, store.shape[1])
 
     def borrow(self, who: Any, columns: slice) -> Tensor:
@@ -110,7 +112,7 @@ class ClientMemory:
             self._grow(self.count + len(new))
         self.slot[new] = np.arange(self.count, self.count + len(new))
         self.count += len(new)
-        slots = torch.from_numpy(self.slot[clients]).to(self.store.device)
+        slots = self._places(self.slot[clients])
         rows = torch.as_tensor(values, dtype=self.dtype).to(self.store.device)
         part = self.store[:, columns]
         if rows.data_ptr() == part[int(self.slot[clients[0]])].data_ptr() if len(clients) else True:
@@ -119,9 +121,13 @@ class ClientMemory:
 
     def _clients(self, who: Any) -> np.ndarray:
         """Client numbers from a tensor, an array, a list, one number or a slice."""
-        if isinstance(who, slice):
-            return np.arange(len(self.slot))[who]
-        return np.asarray(who.cpu() if isinstance(who, Tensor) else who)
+        return np.arange(len(self.slot))[who] if isinstance(who, slice) else on_host(who)
+
+    def _places(self, slots: np.ndarray) -> Tensor:
+        """Where rows lie, on the device of the store; a round often reads and writes the same rows."""
+        if self._last is None or self._last.device != self.store.device or not np.array_equal(on_host(self._last), slots):
+            self._last = on_device(slots, self.store.device)
+        return self._last
 
     def _grow(self, needed: int) -> None:
         room = min(len(self.slot), max(FIRST, 2 * len(self.store), needed))

@@ -33,7 +33,7 @@ class FedAU(Algorithm[FedAuState]):
         integer("cutoff", self.cutoff)
 
     def init(self, w: Tensor, num_clients: int) -> FedAuState:
-        return FedAuState(w, *new_gaps(w, num_clients))
+        return FedAuState(w, *new_gaps(num_clients))
 
     def aggregate(self, state: FedAuState, active: Tensor, g: Tensor, step: Step) -> None:
         omega = inverse_rates(state, active, step, self.cutoff)  # from the gaps before this round

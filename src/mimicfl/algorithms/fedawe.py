@@ -8,6 +8,7 @@ from torch import Tensor
 from ..errors import number, one_of
 from .base import Algorithm, State, Step, Task, memory, register
 from .client_memory import ClientMemory
+from .numbers import on_device, on_host
 
 
 @dataclass
@@ -38,21 +39,22 @@ class FedAWE(Algorithm[FedAweState]):
         one_of("evaluate", self.evaluate, ["last", "mean"])
 
     def init(self, w: Tensor, num_clients: int) -> FedAweState:
-        last = torch.full((num_clients,), -1, dtype=torch.int64, device=w.device)
+        last = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")  # of no use on a GPU
         return FedAweState(w, memory(w, num_clients), w.clone(), last, torch.zeros(w.shape, dtype=torch.float64, device=w.device))
 
     def task(self, state: FedAweState, active: Tensor) -> Task:
         return Task(start=state.first + state.x[active])
 
     def aggregate(self, state: FedAweState, active: Tensor, g: Tensor, step: Step) -> None:
-        missed = (step.t - state.last[active]).to(g.dtype)
+        clients, last = on_host(active), state.last.numpy()
+        missed = on_device(step.t - last[clients], g.device).to(g.dtype)
         change = step.eta * ((step.weights * missed) @ g)  # eta_g times the mean multiplied update
         if self.clip:
             bound = self.clip * step.eta / step.eta_L  # the script clips before it multiplies by eta_g = eta_t / eta_L
-            change = change * min(1.0, bound / max(float(change.norm()), 1e-30))
+            change = change * (bound / change.norm().double().clamp(min=1e-30)).clamp(max=1.0).to(g.dtype)
         old = state.x[active]
         new = step.mean(old) - change
         state.total = state.total + step.share.double() @ (new.double() - old.double())
         state.x[active] = new.expand(len(active), -1)
-        state.last[active] = step.t
+        last[clients] = step.t
         state.w = state.first + (state.total.to(g.dtype) if self.evaluate == "mean" else new)

@@ -45,7 +45,7 @@ class FedStale(Algorithm[FedStaleState]):
 
     def init(self, w: Tensor, num_clients: int) -> FedStaleState:
         total = torch.zeros(w.shape, dtype=torch.float64, device=w.device)
-        return FedStaleState(w, memory(w, num_clients), total, *new_gaps(w, num_clients))
+        return FedStaleState(w, memory(w, num_clients), total, *new_gaps(num_clients))
 
     def aggregate(self, state: FedStaleState, active: Tensor, g: Tensor, step: Step) -> None:
         y = state.y[active]

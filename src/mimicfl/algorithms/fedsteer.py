@@ -1,6 +1,7 @@
 """FedSteer: FedGain whose estimates also correct the local steps, as SCAFFOLD's control variates do; SCAFFOLD is a special case."""
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -40,5 +41,5 @@ class FedSteer(FedGain):
 
     def aggregate(self, state: GainState, active: Tensor, g: Tensor, step: Step) -> None:
         plain = step.per_step(g) - self.task(state, active).shift  # the mean gradient along each client's path
-        steps = 1.0 if step.update == "mean" else float(step.weights.double() @ step.K.double())
+        steps: Any = 1.0 if step.update == "mean" else step.weights.double() @ step.K.double()  # stays on the device
         super().aggregate(state, active, plain, replace(step, eta=step.eta * steps))

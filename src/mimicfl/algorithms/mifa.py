@@ -8,13 +8,14 @@ from torch import Tensor
 from ..errors import one_of
 from .base import Algorithm, State, Step, memory, register
 from .client_memory import ClientMemory
+from .numbers import on_host
 
 
 @dataclass
 class MifaState(State):
     G: ClientMemory  # [N, d] each client's last update
     total: Tensor  # [d] float64: sum of the rows of G, weighted by their share of the population
-    seen: Tensor  # [N] bool
+    seen: Tensor  # [N] bool; in host memory, because the host reads it every round
     weight: Tensor  # [] float64: the share of the population that has been seen
 
 
@@ -39,7 +40,7 @@ class MIFA(Algorithm[MifaState]):
         one_of("memory", self.memory, ["gradient", "step"])
 
     def init(self, w: Tensor, num_clients: int) -> MifaState:
-        seen = torch.zeros(num_clients, dtype=torch.bool, device=w.device)
+        seen = torch.zeros(num_clients, dtype=torch.bool, device="cpu")
         total, weight = (torch.zeros(shape, dtype=torch.float64, device=w.device) for shape in (w.shape, ()))
         return MifaState(w, memory(w, num_clients), total, seen, weight)
 
@@ -50,8 +51,11 @@ class MIFA(Algorithm[MifaState]):
         )  # float64: large early updates would otherwise leave their rounding error behind forever
         state.total = state.total + step.share.double() @ change  # sum over N of share_i G_i
         state.G[active] = g  # G_i <- g_i for i in S_t; absent clients keep theirs
-        state.weight = state.weight + (step.share * ~state.seen[active]).sum(dtype=torch.float64)
-        state.seen[active] = True
+        clients, seen = on_host(active), state.seen.numpy()
+        if not (known := seen[clients]).all():
+            new = torch.from_numpy(~known).to(g.device, non_blocking=True)
+            state.weight = state.weight + (step.share * new).sum(dtype=torch.float64)
+            seen[clients] = True
         if self.never_seen == "wait" and not state.seen.all():
             return
         v = state.total / state.weight if self.never_seen == "exclude" else state.total

@@ -5,8 +5,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,72 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Diverged, UsageError
-from .base import Algorithm, Step, Task, checked_task, declared, pack, trait, unpack
+from ..errors import UsageError
+from .base import Algorithm, Step, checked_task, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
+from .finite import check_model, check_updates, good_clients
+from .numbers import on_device
 from .server_optimizers import Moments, ServerOptimizer
+from .updates import ClientUpdates as ClientUpdates
+from .updates import Request as Request
+from .updates import Start as Start
 
 Rate = Callable[[int, int], float]  # of the round and the number of active clients
 Rates = Callable[[np.ndarray], np.ndarray]  # the participation rates of the active clients of this round
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a client of an asynchronous run started from, which may be older than the server's model."""
-
-    w: Tensor  # [d]
-    buffers: dict[str, Tensor]
-    eta_L: float
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the server asks of the active clients in one round."""
-
-    t: int
-    active: np.ndarray  # [m] sorted client numbers
-    share: Tensor  # [m] their weights among all N clients
-    w: Tensor  # [d] the global model w_t
-    buffers: dict[str, Tensor]
-    task: Task
-    eta_L: float
-    eta: float  # eta_t, which only the server uses
-    staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
-    starts: Sequence[Start] | None = field(default=None, kw_only=True)  # [m] of clients with different starts; None: all have w
-    mean_suffices: bool = field(default=False, kw_only=True)  # the server needs only the mean of g over the clients, weighted by share
-
-
-@dataclass(frozen=True)
-class ClientUpdates:
-    """What the active clients send back; rows follow `Request.active`.
-
-    Where `Request.mean_suffices`, an engine may put the clients into groups and return the means over the groups, weighted by the
-    clients' shares: g and the buffers then have one row per group, and `group` says which row is whose.
-    """
-
-    g: Tensor  # [m, d] sum of the local steps, in gradient units
-    K: Tensor  # [m] local steps taken
-    loss: Tensor  # [m] mean training loss of the local steps
-    buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
-    sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Task.send` asked for
-    finite: bool = False  # g is known to be finite, and need not be checked
-    group: Tensor | None = None  # [m] the row of g that holds the mean over a client's group; None: g has a row per client
-
-    @classmethod
-    def cat(cls, parts: "Sequence[ClientUpdates]") -> "ClientUpdates":
-        """The updates of several groups of clients as one."""
-        if len(parts) == 1:
-            return parts[0]
-        g, K, loss = (torch.cat([getattr(part, name) for part in parts]) for name in ("g", "K", "loss"))
-        buffers, sent = (
-            {name: torch.cat([getattr(part, field)[name] for part in parts]) for name in getattr(parts[0], field)}
-            for field in ("buffers", "sent")
-        )
-        return cls(g, K, loss, buffers, sent)
-
-    def summed(self, weights: Tensor) -> Tensor:
-        """The clients' weights [m] as weights of the rows of g."""
-        return weights if self.group is None else weights.new_zeros(len(self.g)).index_add(0, self.group, weights)
 
 
 class Server:
@@ -110,6 +55,8 @@ class Server:
             raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
         self.send: tuple[str, ...] | None = None  # the names that the first task asked for
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # of so many clients that all count equally
+        self._equal = self._weights_may_be_kept(share)
         self.participation_rates: Rates | None = None  # set by the run, which knows when clients participate
         with _named(algorithm, "init", 0):
             self.state: Any = algorithm.init(w, len(share))
@@ -120,9 +67,9 @@ class Server:
     def w(self) -> Tensor:
         return self.state.w  # type: ignore[no-any-return]
 
-    def request(self, t: int, active: np.ndarray) -> Request:
-        """The request to the clients `active` in round t."""
-        rows = torch.from_numpy(active).to(self.w.device)
+    def request(self, t: int, active: np.ndarray, rows: Tensor | None = None) -> Request:
+        """The request to the clients `active` in round t; `rows` are their numbers on the device, if they are there already."""
+        rows = on_device(active, self.w.device) if rows is None else rows
         with _named(self.algorithm, "task", t):
             task = checked_task(self.algorithm.task(self.state, rows), self.w, len(active), self.algorithm)
         self.send = task.send if self.send is None else self.send
@@ -130,28 +77,46 @@ class Server:
             raise UsageError(f"{type(self.algorithm).__name__}.task: send must be the same in every round, got {self.send} and {task.send}")
         eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
         enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not task.send
-        return Request(t, active, self.share[rows], self.w, self.buffers, task, eta_L, eta, mean_suffices=enough)
+        return Request(t, active, self._share(rows), self.w, self.buffers, task, eta_L, eta, mean_suffices=enough, rows=rows)
+
+    def _weights_may_be_kept(self, share: Tensor) -> bool:
+        """Do all clients count equally? A custom algorithm gets new tensors in every round, since it may change them in place."""
+        return type(self.algorithm).__module__.startswith(f"{__package__}.") and bool((share == share[:1]).all())
+
+    def _share(self, rows: Tensor) -> Tensor:
+        """The weights of these clients among all clients, [m]."""
+        if not self._equal:
+            return self.share[rows]
+        if len(rows) not in self._weights:  # found once, because they depend only on how many clients there are
+            share = self.share[rows]
+            self._weights[len(rows)] = share, share / share.sum()
+        return self._weights[len(rows)][0]
+
+    def _among_active(self, share: Tensor) -> Tensor:
+        """The weights of clients with these shares among themselves, sum 1."""
+        known = self._weights.get(len(share))
+        return known[1] if known is not None and known[0] is share else share / share.sum()
 
     def apply(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
         """Aggregate the clients' updates and advance the global model by one round; returns what `aggregate` was given.
 
         Raises `Diverged` if an update or the new model is not finite; the state must then be discarded.
         """
-        good = torch.isfinite(updates.loss)
-        for rows in (*([] if updates.finite else [updates.g]), *updates.sent.values()):
-            finite = torch.isfinite(rows).all(dim=1)
-            good &= finite if updates.group is None else finite[updates.group]
-        if not bool(good.all()):
-            client = int(request.active[int((~good).nonzero()[0])])
-            where = f"in round {request.t} at client {client} (local rate {request.eta_L:g})"
-            raise Diverged(f"the training loss is no longer finite {where}")
-        active, weights = torch.from_numpy(request.active).to(self.w.device), request.share / request.share.sum()
+        check_updates(request, good_clients([updates])[0])
+        found = self.advance(request, updates)
+        check_model(self.w, request)
+        return found
+
+    def advance(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
+        """`apply` without the checks, which several runs may share."""
+        active = on_device(request.active, self.w.device) if request.rows is None else request.rows
+        weights = self._among_active(request.share)
         K = self.steps_to_K(updates.K)
         g = updates.g if self.update == "sum" else updates.g / K[:, None].to(updates.g.dtype)
         forced = self.warm_start and request.t == 0
         weights, share = updates.summed(weights), updates.summed(request.share)
         values = (request.t, request.eta, request.eta_L, K, weights, share, self.update, updates.sent, forced)
-        stale = None if request.staleness is None else torch.from_numpy(request.staleness).to(self.w.device)
+        stale = None if request.staleness is None else on_device(request.staleness, self.w.device)
         step = Step(*values, participation_rates=self._participation_rates(request.active, forced), staleness=stale)
         w = self.w if self.optimizer is None else self.w.clone()  # a custom `aggregate` may change state.w in place
         with _named(self.algorithm, "aggregate", request.t):
@@ -162,8 +127,6 @@ class Server:
         check_state(self.state, w, self.algorithm)
         if self.optimizer is not None:
             self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
-        if not bool(torch.isfinite(self.w).all()):
-            raise Diverged(f"the global model is no longer finite in round {request.t} (global rate {request.eta:g})")
         self.buffers = average_buffers(updates.buffers, weights)
         return step, g
 
@@ -188,7 +151,7 @@ class Server:
             return None
         if self.participation_rates is None:
             raise UsageError(f"{type(self.algorithm).__name__} needs the clients' participation rates, which are not known here")
-        found = torch.from_numpy(self.participation_rates(active)).to(self.w.device)
+        found = on_device(self.participation_rates(active), self.w.device)
         return torch.ones_like(found) if forced else found  # a forced client participates with probability 1
 
     def limit_memory(self, budget: Budget | None = None, folder: Path | None = None) -> None:
@@ -211,7 +174,8 @@ class Server:
                     f"{algorithm}: state.{name} has one entry per client and cannot grow with them: use mf.memory, "
                     "or set needs_population = True and give num_clients"
                 )
-        self.state, self.share = grown, share
+        self.state, self.share, self._weights = grown, share, {}
+        self._equal = self._weights_may_be_kept(share)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     records, out = Path(arguments.records or RECORDS), Path(arguments.out or RUNS)
     cells = _cells(arguments, part)
     with Reporter(console, []) as progress:
-        done = run_part(part, records, out, cells, settings, arguments.minutes, arguments.amend, progress.notice, callbacks=trackers)
+        how = {"callbacks": trackers, "processes": arguments.processes}
+        done = run_part(part, records, out, cells, settings, arguments.minutes, arguments.amend, progress.notice, **how)
     console.print("complete; the page: mimicfl benchmark page" if done else "not complete yet: run the same command again", soft_wrap=True)
 
 

@@ -78,6 +78,7 @@ def add_training(commands: Commands) -> None:
         "run the reference evaluation of the algorithms under many availability patterns, or write its page",
         "mimicfl benchmark list",
         "mimicfl benchmark run digits --minutes 10",
+        "mimicfl benchmark run fmnist --device cuda --processes 6",
         "mimicfl benchmark status",
         "mimicfl benchmark page",
     )
@@ -86,6 +87,9 @@ def add_training(commands: Commands) -> None:
     p.add_argument("--patterns", nargs="+", help="run: only these availability patterns", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
     p.add_argument("--minutes", type=float, help="run: stop after this many minutes; the same command resumes", metavar="M")
+    p.add_argument(
+        "--processes", type=int, default=1, help="run: train so many batches of runs at a time, on the same device (default 1)", metavar="P"
+    )
     p.add_argument("--amend", help="run: record a change of the suite next to its plan, with this reason", metavar="REASON")
     p.add_argument("--records", help="folder of the records (default records/benchmark)", metavar="DIR")
     p.add_argument("--out", help="run: folder for unfinished runs (default runs/benchmark); page: folder to write to", metavar="DIR")

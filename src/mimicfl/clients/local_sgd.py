@@ -94,6 +94,11 @@ class LocalSGD:
         return bool(self.momentum), bool(self.clip_norm)
 
     @property
+    def passes(self) -> Hashable:
+        """Equal for local trainings that draw the same batches of the same samples."""
+        return self.epochs, self.steps, self.batch_size
+
+    @property
     def l2(self) -> float:
         """The weight decay that is part of the gradient."""
         return self.weight_decay

@@ -27,17 +27,22 @@ from ..simulation.run import Run
 from ..simulation.setup import set_up
 from ..tasks import LearningTask
 
+Problems = dict[tuple[Any, ...], Problem]  # by everything that they are made from, except the local training
 
-def build(experiment: Experiment) -> tuple[Experiment, Run]:
-    """The experiment with everything filled in, as it will be stored, and its run before the first round."""
+
+def build(experiment: Experiment, made: Problems | None = None) -> tuple[Experiment, Run]:
+    """The experiment with everything filled in, as it will be stored, and its run before the first round.
+
+    Runs that are built with the same `made` share model, data and split where these are equal.
+    """
     if not isinstance(experiment, Experiment):
         raise UsageError(f"settings must be an mf.Experiment, as in mf.run(mf.Experiment(rounds=50)), got {shown(experiment)}")
     load_plugins(experiment.plugins)  # first: what settings mean may depend on what plugins register
     e = experiment.resolved()
     algorithm, pattern = algorithms.make(e.algorithm), participation.make(e.availability)  # cheap mistakes first, before data is read
-    problem = build_problem(e)
-    made = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
-    run = set_up(problem, **arguments_of(set_up, e) | made)
+    problem = build_problem(e, made)
+    named = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
+    run = set_up(problem, **arguments_of(set_up, e) | named)
     check_engine(e.engine, problem.device)
     attach_diagnostics(run, e.diagnose)
     files: dict[str, Any] = {name: _with_absolute_file(getattr(e, name)) for name in ("availability", "speed", "bandwidth")}
@@ -60,16 +65,28 @@ def resolved_loss(e: Experiment, problem: Problem) -> dict[str, Any]:
     return {"loss": str(problem.data.loss) if e.loss == "auto" else e.loss}
 
 
-def build_problem(e: Experiment) -> Problem:
+def build_problem(e: Experiment, made: Problems | None = None) -> Problem:
     """Model, data, split and local training that resolved settings name."""
     local = Local(**arguments_of(Local, e) | {"batch_size": None if e.batch_size == "full" else int(e.batch_size)})
+    if made is None:
+        return _new_problem(e, local)
+    key = tuple(repr(getattr(e, name)) for name in (*MADE_FROM, *arguments_of(Problem.of, e)))
+    if key not in made:
+        made[key] = _new_problem(e, local)
+    return made[key].with_local(local)
+
+
+MADE_FROM = ("dataset", "data_path", "validation", "num_clients", "partition", "seed", "model", "dtype", "plugins")
+
+
+def _new_problem(e: Experiment, local: Local) -> Problem:
     data = load_data(e)
     labels = data.y_train if data.num_classes else torch.zeros(data.num_train, dtype=torch.long)
     split = partition.PARTITIONS.make(e.partition, labels=labels, ids=data.ids, num_clients=e.num_clients, seed=e.seed)
     model = models.build(e.model, data, e.seed).to(getattr(torch, e.dtype))
-    made = {"model": model, "data": data, "split": split, "local": local}
-    made |= {key: None if (value := getattr(e, key)) == "auto" else value for key in ("loss", "task", "metrics")}
-    return Problem.of(**arguments_of(Problem.of, e) | made)
+    objects = {"model": model, "data": data, "split": split, "local": local}
+    objects |= {key: None if (value := getattr(e, key)) == "auto" else value for key in ("loss", "task", "metrics")}
+    return Problem.of(**arguments_of(Problem.of, e) | objects)
 
 
 def load_data(e: Experiment) -> Data:

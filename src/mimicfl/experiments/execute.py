@@ -20,7 +20,7 @@ from ..settings import Experiment
 from ..simulation.checkpoint import check_folder
 from ..simulation.run import Run
 from ..simulation.train import train
-from .build import build
+from .build import Problems, build
 from .comparison import Comparison
 from .names import algorithm_list, named_apart, run_name, seed_list
 from .results import resumable
@@ -120,7 +120,8 @@ def carry_out(
 
 def build_all(plan: Plan) -> Built:
     """Every experiment of the plan with its run before the first round."""
-    return {name: build(experiment) for name, experiment in plan.items()}
+    made: Problems = {}
+    return {name: build(experiment, made) for name, experiment in plan.items()}
 
 
 def execute(
@@ -206,8 +207,9 @@ def _train_group(
 
 
 def _failure(failures: dict[str, Diverged], runs: int, paused: bool) -> Diverged:
-    if runs == 1:
-        return next(iter(failures.values()))
     others = "finished or saved" if paused else "finished"
     reasons = "; ".join(f"{name}: {error}" for name, error in failures.items())
-    return Diverged(f"{len(failures)} of {runs} runs diverged, the others are {others}: {reasons}")
+    several = f"{len(failures)} of {runs} runs diverged, the others are {others}: {reasons}"
+    found = next(iter(failures.values())) if runs == 1 else Diverged(several)
+    found.runs = {name: str(error) for name, error in failures.items()}
+    return found

@@ -1,5 +1,6 @@
 """Versions and hardware of a run, so that its numbers can be traced to them."""
 
+import functools
 import os
 import platform
 from datetime import UTC, datetime
@@ -16,8 +17,12 @@ THEN = ", then "
 
 def environment() -> dict[str, Any]:
     """The versions and hardware of this process."""
+    return {"started": datetime.now(UTC).isoformat(timespec="seconds"), **_fixed(), "threads": torch.get_num_threads(), "gpu": _gpu()}
+
+
+@functools.cache  # hundreds of runs may start together
+def _fixed() -> dict[str, Any]:
     return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "mimicfl": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -25,9 +30,12 @@ def environment() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "processor": _processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+@functools.cache
+def _gpu() -> str | None:
+    return torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
 
 
 def continued(then: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`Problem`: model, data, split, loss and local training. It does not change during a run."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class Problem:
     optimum: Tensor | None  # [d] where it is known
     test_split: list[np.ndarray] | None = None  # test sample numbers of each client, where clients have their own
     test_partition: str = ""  # how they were assigned, if known
+    found: dict[str, Any] = field(default_factory=dict, repr=False)  # facts that are expensive to find, by name
 
     @classmethod
     def of(
@@ -75,10 +76,7 @@ class Problem:
             raise UsageError(f"precision {precision} needs a GPU, but this run is on the {where}: use device cuda, or precision fp32")
         work, criterion = Workspace(model, where), criterion_of(data, loss, task, metrics)
         parts, dtype = as_split(split, data.num_train), work.w.dtype
-        check_local(local, work)
-        for name, numbers in local.lists.items():
-            if len(numbers) != len(parts):
-                raise UsageError(f"{name} has {len(numbers)} numbers, one per client, but there are {len(parts)} clients")
+        _check_local(local, work, len(parts))
         clients, test = Clients(data, parts, where, work.input_dtype), Holdout(data, where, work.input_dtype)
         test.slice_size = min(test.slice_size, slice_for(check_model(work.module, test, data, criterion)))
         if data.transform is not None:
@@ -93,6 +91,11 @@ class Problem:
             test_split=own_test_samples(data, parts, test_split, criterion),
             test_partition="by ids" if test_split is None else str(getattr(test_split, "spec", "")),
         )
+
+    def with_local(self, local: LocalSGD) -> "Problem":
+        """The same problem with another local training; all else is shared."""
+        _check_local(local, self.work, len(self.split))
+        return replace(self, local=local)
 
     @property
     def model(self) -> nn.Module:
@@ -153,6 +156,13 @@ class Problem:
         found = evaluate(self.work.module, train, self.loss, self.data.num_classes)
         tasked = isinstance(self.loss, LearningTask)
         return per_client(metric, found, self.split) if tasked else client_accuracy(found, self.split)
+
+
+def _check_local(local: LocalSGD, work: Workspace, num_clients: int) -> None:
+    check_local(local, work)
+    for name, numbers in local.lists.items():
+        if len(numbers) != num_clients:
+            raise UsageError(f"{name} has {len(numbers)} numbers, one per client, but there are {num_clients} clients")
 
 
 def own_test_samples(data: Data, split: list[np.ndarray], given: Any, criterion: Loss) -> list[np.ndarray] | None:

@@ -5,6 +5,7 @@ by the dataset's default. Only resolved experiments are stored, so a later chang
 """
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -154,7 +155,7 @@ class Experiment:
     )
 
     def __post_init__(self) -> None:
-        for name, kind in get_type_hints(Experiment).items():
+        for name, kind in _types().items():
             value = getattr(self, name)
             if name in NAMED_BY and not isinstance(value, (Real, types.NoneType)):
                 value = NAMED_BY[name].spell(value)
@@ -209,6 +210,11 @@ class Experiment:
         """A readable folder name, made unique by the id."""
         words = [parse(self.dataset)[0], FORMERLY.get(self.algorithm, self.algorithm), self.availability, f"s{self.seed}", self.id]
         return "-".join("".join(c if c.isalnum() or c in ".-" else "_" for c in word)[:40] for word in words)
+
+
+@functools.cache  # a benchmark makes thousands of experiments
+def _types() -> dict[str, Any]:
+    return get_type_hints(Experiment)
 
 
 SETTINGS = {f.name: f for f in dataclasses.fields(Experiment)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError, integer
+from ..files import is_scratch
 from ..fingerprint import OPTIONAL, Fingerprint
 from ..metrics.recorder import Saved
 from ..metrics.store import RunFolder, check_same, differing_setting
@@ -80,11 +81,13 @@ class Checkpoints:
 
     def save_if_due(self) -> None:
         run = self.run
-        if self.every:
+        if run.t == run.rounds:
+            due = not is_scratch()  # the result follows at once; this checkpoint is for extending the run
+        elif self.every:
             due = run.t % self.every == 0
         else:
             due = time.perf_counter() - self.saved_at >= self.saving_took * self.companions / CHECKPOINT_SHARE
-        if due or run.t == run.rounds:
+        if due:
             self.save()
 
     def save(self) -> None:

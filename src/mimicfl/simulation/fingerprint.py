@@ -18,6 +18,7 @@ from ..data.datasets import DATASETS
 from ..data.partition import PARTITIONS
 from ..fingerprint import Fingerprint, digest, source
 from ..fingerprint.values import ADDRESS, SIMPLE, Values, weights_of
+from ..problem import Problem
 from ..registry import Registry, describe, parse
 from .parts import RunParts
 
@@ -27,29 +28,18 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
     problem, server, available = run.problem, run.server, run.available[:rounds]
     asked, stages = run.asked, run.participation.staged
     busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
-    values, shape = Values(), Values(by_shape=weights_of(problem.template))
-    common = {
-        "weighting": values.of(problem.weighting),
-        "model": [ADDRESS.sub("", str(problem.template)), shape.of(problem.template), _tied(problem.template)],
-        "loss": values.of(problem.loss),
+    values, (shared, shared_own, unreadable) = Values(), _of_problem(problem)
+    common = shared | {
         "algorithm": [describe(ALGORITHMS, server.algorithm), values.of(server.algorithm), _built_in_code(server.algorithm)]
         + ([] if server.optimizer is None else [values.of(server.optimizer), _built_in_code(server.optimizer)]),
         "local training": values.of(problem.local.fingerprint),
         "update": server.update,
-        "precision": [problem.precision, str(problem.work.w.dtype)],
         "evaluation": run.eval_every,
     }
-    if problem.data.transform is not None:
-        common["transform"] = values.of(problem.data.transform)
-    own = {
-        "data": problem.data.described(),  # a run begins with a check that it is unchanged
-        "split": values.of(problem.split),
-        "frozen weights": values.of([*[p for p in problem.template.parameters() if not p.requires_grad], *problem.template.buffers()]),
-        "initial weights": values.of(flatten(problem.template)),
+    own = shared_own | {
         "schedule": values.of(available),
         "rates": [[rate(t, m) for rate in (server.local_lr, server.global_lr)] for t, m in busy],
         "seed": run.seed,
-        "device": problem.device.type,
         "callback": _callbacks(run.callbacks.of_result, values),
         "diagnosis": None if run.diagnostics is None else values.of(run.diagnostics.settings),
     }
@@ -75,7 +65,30 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
         kept += ([asked.speed, asked.bandwidth], asked.rates, *([] if asked.buffered is None else [asked.buffered]))
         experiment["participation"] = [values.of(each) for each in kept]
     of_run, of_experiment = ({key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment))
-    return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | shape.unreadable))
+    return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | unreadable))
+
+
+def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
+    """What the problem adds to `common` and to `own`, and the unreadable functions; found once for all runs that share the problem."""
+    if "fingerprint" not in problem.found:
+        template, values, shape = problem.template, Values(), Values(by_shape=weights_of(problem.template))
+        common = {
+            "weighting": values.of(problem.weighting),
+            "model": [ADDRESS.sub("", str(template)), shape.of(template), _tied(template)],
+            "loss": values.of(problem.loss),
+            "precision": [problem.precision, str(problem.work.w.dtype)],
+        }
+        if problem.data.transform is not None:
+            common["transform"] = values.of(problem.data.transform)
+        own = {
+            "data": problem.data.described(),  # a run begins with a check that it is unchanged
+            "split": values.of(problem.split),
+            "frozen weights": values.of([*[p for p in template.parameters() if not p.requires_grad], *template.buffers()]),
+            "initial weights": values.of(flatten(template)),
+            "device": problem.device.type,
+        }
+        problem.found["fingerprint"] = common, own, values.unreadable | shape.unreadable
+    return problem.found["fingerprint"]  # type: ignore[no-any-return]
 
 
 def _built_in_code(algorithm: object) -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
 from ..algorithms.server import ClientUpdates
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
@@ -38,14 +39,12 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
             torch.set_num_threads(runs[0].threads or usual)
             requests: Requests = {run: run.request() for run in fitting(live, engine.room)}  # w_t and the task for S_t
             updates = train_active(engine, requests)  # LocalTrain(w_t) on every active client
-            for run, request in requests.items():
-                with diverging(run, ends):
-                    if request is not None:
-                        run.apply(request, updates[run])  # v_t, c_i and w_{t+1}
+            apply_updates(requests, updates, ends)  # v_t, c_i and w_{t+1}
+            losses = mean_losses(updates)
             evaluate_models([run for run in requests if run.due and run.score is None and run not in ends], engine)
             for run, request in requests.items():
                 with diverging(run, ends):
-                    end_round(run, request, updates.get(run), len(live), on_row, ends)
+                    end_round(run, request, losses.get(run), len(live), on_row, ends)
             if deadline is not None and time.monotonic() >= deadline:
                 for run in (run for run in live if run not in ends):
                     run.checkpoint()
@@ -62,10 +61,32 @@ def train_active(engine: Engine, requests: Requests) -> Updates:
     return dict(zip(busy, updates, strict=True))
 
 
+def apply_updates(requests: Requests, updates: Updates, ends: Ends) -> None:
+    """The server steps of all runs. Whether updates and models are finite is found for all of them at once."""
+    trained = {run: request for run, request in requests.items() if request is not None}
+    for (run, request), good in zip(trained.items(), good_clients([updates[run] for run in trained]), strict=True):
+        with diverging(run, ends):
+            check_updates(request, good)
+            run.apply(request, updates[run])
+    moved = [run for run in trained if run not in ends]
+    for run, good in zip(moved, finite_rows([run.server.w[None] for run in moved]), strict=True):
+        with diverging(run, ends):
+            if not good.all():
+                raise_for_model(trained[run])
+
+
+def mean_losses(updates: Updates) -> dict[Run, float]:
+    """The mean training loss of each run's clients, read from the device at once."""
+    if not updates:
+        return {}
+    losses = torch.cat([found.loss for found in updates.values()]).cpu().split([len(found.loss) for found in updates.values()])
+    return {run: float(own.mean()) for run, own in zip(updates, losses, strict=True)}
+
+
 def end_round(
     run: Run,
     request: TrainRequest | None,
-    updates: ClientUpdates | None,
+    loss: float | None,
     companions: int,
     on_row: OnRow | None,
     ends: Ends,
@@ -75,7 +96,7 @@ def end_round(
         return
     if run.checkpoints is not None:
         run.checkpoints.companions = companions
-    row = run.close_round(request, updates)
+    row = run.close_round(request, loss)
     if on_row:
         on_row(run, row)
     if run.t == run.rounds:

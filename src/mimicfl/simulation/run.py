@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..algorithms import trait
+from ..algorithms.finite import check_model
 from ..algorithms.server import ClientUpdates, Server
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
@@ -114,12 +115,13 @@ class Run:
         return TrainRequest.of(self.server.request(self.t, np.array([0])), self.problem, self.seed)
 
     def apply(self, request: TrainRequest, updates: ClientUpdates) -> None:
-        """Apply the server step, and diagnose it if this round is diagnosed."""
+        """Apply the server step, and diagnose it if this round is diagnosed. The round loop checks that updates and model are finite."""
         before = self.diagnostics.before(self.t, self.server) if self.diagnostics else None
-        step, g = self.server.apply(request, updates)
+        step, g = self.server.advance(request, updates)
         if self.versions is not None:
             self.versions.stepped(self.t)
         if self.diagnostics and before:
+            check_model(self.server.w, request)
             active = torch.from_numpy(request.active).to(self.problem.device)
             self.diagnosis = self.diagnostics.after(before, self.server.w, step, active, g, request.buffers)
         self.score = None
@@ -130,10 +132,9 @@ class Run:
         sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
         self.recorder.count(uploads=uploads, **sent)
 
-    def close_round(self, request: TrainRequest | None, updates: ClientUpdates | None) -> Row:
-        """Evaluate, call back, record, and save a checkpoint when it is time."""
+    def close_round(self, request: TrainRequest | None, loss: float | None) -> Row:
+        """Evaluate, call back, record, and save a checkpoint when it is time. `loss` is the mean training loss of the active clients."""
         clients, eta_L, eta = (request.active.tolist(), request.eta_L, request.eta) if request else ([], None, None)
-        loss = None if updates is None else float(updates.loss.mean())
         score = self.evaluated() if self.due else None
         self._count()
         row = self.recorder.row(clients, eta_L, eta, loss, score, round(time.perf_counter() - self.began, 6))

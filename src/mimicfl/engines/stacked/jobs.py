@@ -106,33 +106,38 @@ class Jobs:
 
 def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuffers) -> Jobs:
     """Build the list of jobs on the device."""
-    plans = [_plan(request, client, batch) for request in requests for client in request.active.tolist()]
+    plans, which = _plans(requests, batch)
     steps = np.array([len(sizes) for sizes, _, _ in plans])
     most = int(steps.max())
     sizes = np.ones((len(plans), most), dtype=np.int32)
     samples = np.zeros((len(plans), most * batch), dtype=np.int32)
     augment = plans[0][2] is not None
     moves = np.zeros((len(plans), most * batch, 3), dtype=np.int8) if augment else None
-    for job, (own, rows, shifts) in enumerate(plans):
-        sizes[job, : len(own)] = own
-        samples[job, : len(rows)] = rows
+    for plan, (own, rows, shifts) in enumerate(plans):
+        sizes[plan, : len(own)] = own
+        samples[plan, : len(rows)] = rows
         if moves is not None and shifts is not None:
-            moves[job, : len(rows)] = shifts
+            moves[plan, : len(rows)] = shifts
+    keys = _keys(requests)
     device, dtype = requests[0].w.device, requests[0].w.dtype
     belongs = np.repeat(np.arange(len(requests)), [len(request.active) for request in requests])
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)[torch.from_numpy(belongs).to(device)]
+        return up(np.array(values)[belongs]).to(dtype)
 
     def up(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
+        return torch.from_numpy(array).to(device, non_blocking=True)
+
+    def each(array: np.ndarray) -> Tensor:
+        """The rows of plans as rows of jobs; the plans alone are copied to the device."""
+        return up(array) if len(plans) == len(which) else up(array)[up(which)]
 
     return Jobs(
-        steps=steps,
-        sizes=up(sizes),
-        samples=up(samples),
-        moves=None if moves is None else up(moves),
-        keys=up(np.array([number(r.seed, "layers", r.t, client) for r in requests for client in r.active.tolist()])),
+        steps=steps[which],
+        sizes=each(sizes),
+        samples=each(samples),
+        moves=None if moves is None else each(moves),
+        keys=up(keys),
         request=belongs,
         eta=column([request.eta_L for request in requests]),
         mu=column([request.task.mu for request in requests]),
@@ -145,7 +150,34 @@ def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuf
     )
 
 
-def _plan(request: TrainRequest, client: int, batch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+Plan = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
+
+def _plans(requests: Sequence[TrainRequest], batch: int) -> tuple[list[Plan], np.ndarray]:
+    """The different plans of these clients, and which of them each client has: runs that are compared train on the same batches."""
+    known: dict[Any, int] = {}
+    plans: list[Plan] = []
+    which = []
+    for request in requests:
+        population = (id(request.clients), request.local.passes, request.seed, request.t)
+        for client in request.active.tolist():
+            if (key := (*population, client)) not in known:
+                known[key] = len(plans)
+                plans.append(_plan(request, client, batch))
+            which.append(known[key])
+    return plans, np.array(which)
+
+
+def _keys(requests: Sequence[TrainRequest]) -> np.ndarray:
+    known: dict[tuple[int, int, int], int] = {}
+    wanted = [(request.seed, request.t, client) for request in requests for client in request.active.tolist()]
+    for seed, t, client in wanted:
+        if (seed, t, client) not in known:
+            known[seed, t, client] = number(seed, "layers", t, client)
+    return np.array([known[key] for key in wanted])
+
+
+def _plan(request: TrainRequest, client: int, batch: int) -> Plan:
     """Return one client's batch sizes, sample rows and augmentation moves, with every batch padded to `batch` entries."""
     drawn, order, moves = draw(request.clients, client, request.local, request.seed, (request.t, client))
     sizes, rows = np.array(drawn), request.clients.split[client][order]

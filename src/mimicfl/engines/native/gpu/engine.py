@@ -1,6 +1,6 @@
 """The native engine on a GPU: the same requests and updates as the plain engine; each client's local training is one block's work."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import torch
@@ -68,11 +68,11 @@ class NativeGpuEngine:
         return [found[k] for k in range(len(requests))]
 
     def _train(self, requests: list[TrainRequest], program: DeviceProgram) -> list[ClientUpdates]:
-        parts: dict[tuple[int, ...], tuple[int, Part]] = {}  # algorithms that are compared train the same clients on the same batches
+        parts: dict[tuple[Hashable, ...], tuple[int, Part]] = {}  # algorithms that are compared train the same clients on the same batches
         which = []  # the part of each client
         for request in requests:
             for client in request.active.tolist():
-                key = (id(request.clients), id(request.local), request.seed, request.t, client)
+                key = (id(request.clients), request.local.passes, request.seed, request.t, client)
                 if key not in parts:
                     sizes, order, _ = draw(request.clients, client, request.local, request.seed, (request.t, client))
                     parts[key] = len(parts), (request.clients.split[client][order], sizes)
