@@ -14,17 +14,25 @@ from types import ModuleType
 
 from ..fingerprint.installed import is_installed
 
-LIBRARIES = frozenset(  # what they return depends on their arguments only, but for the names in OUTSIDE
-    "__future__ abc bisect collections contextlib copy dataclasses decimal enum fractions functools heapq itertools math mimicfl numbers numpy "
-    "operator os pathlib random re statistics string sys torch types typing typing_extensions warnings".split()
-)
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What these return depends on their arguments only, but for the names in OUTSIDE.
+LIBRARIES = _words("""
+    __future__ abc bisect collections contextlib copy dataclasses decimal enum fractions functools heapq itertools math mimicfl numbers
+    numpy operator os pathlib random re statistics string sys torch types typing typing_extensions warnings
+""")
 BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
-FUNCTIONS = frozenset("__import__ breakpoint compile eval exec globals input open".split())  # `model.eval()` and `re.compile` are harmless
-OUTSIDE = frozenset(  # names by which code of these libraries reads files, the environment or the machine
-    "DataSource __builtins__ __loader__ __spec__ argv cwd environ environb exists expanduser expandvars frame from_file fromfile genfromtxt "
-    "getcwd getenv glob home hub is_dir is_file isdir isfile iterdir listdir load load_library load_url loadtxt lstat memmap open "
-    "open_memmap read read_bytes read_text rglob scandir stat walk".split()
-)
+# Built-in functions; `model.eval()` and `re.compile` are harmless.
+FUNCTIONS = _words("__import__ breakpoint compile eval exec globals input open")
+# Names by which code of these libraries reads files, the environment or the machine.
+OUTSIDE = _words("""
+    DataSource __builtins__ __loader__ __spec__ argv cwd environ environb exists expanduser expandvars frame from_file fromfile genfromtxt
+    getcwd getenv glob home hub is_dir is_file isdir isfile iterdir listdir load load_library load_url loadtxt lstat memmap open
+    open_memmap read read_bytes read_text rglob scandir stat walk
+""")
 OTHER_MODULES = (".pyc", ".so", ".pyd")  # modules without source
 
 
