@@ -50,8 +50,9 @@ addEventListener("load", () => {
   note("svg", chartSvg().includes("<svg") && !chartSvg().includes("NaN"));
   document.getElementById("curves-png").onclick();
   note("folded", folded("availability label-correlated:classes=[0,1,2],rare=0.02", 34).join("|"));
-  const strokes = (node, of) => new Set([...document.querySelectorAll(node)].filter((each) => each.textContent.includes(of)).map((each) => each.querySelector("line").getAttribute("stroke")));
-  note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name).size === 1 && strokes("tr[data-group]", name).isSubsetOf(strokes("#legend button", name))));
+  const named = (node, name) => [...document.querySelectorAll(node)].filter((each) => each.textContent.includes(name));
+  const strokes = (node, name) => [...new Set(named(node, name).map((each) => each.querySelector("line").getAttribute("stroke")))].join();
+  note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name) === strokes("#legend button", name)));
   note("hash", decodeURIComponent(location.hash).includes("availability"));
   note("thirds", document.querySelectorAll("#participation td").length);
   note("dots", document.querySelectorAll("#scatter circle").length);
