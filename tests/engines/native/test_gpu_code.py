@@ -139,7 +139,7 @@ def test_generated_networks_equal_plain(found, batch, seed):
 @pytest.mark.gpu
 @needs_gpu
 @given(networks(), st.integers(1, 40), st.integers(0, 2**31))
-@settings(max_examples=30)
+@settings(max_examples=8)
 def test_generated_networks_equal_plain_on_a_gpu(found, batch, seed):
     torch.manual_seed(seed)
     model, shape = found
@@ -233,7 +233,9 @@ def test_parts_of_a_linear_layer_are_not_empty(inputs, outputs, lanes):
 @pytest.mark.parametrize("algorithm", ["mimic", "scaffold", "fedprox:mu=0.1"])
 def test_resumed_runs_are_bit_equal_on_a_gpu(tmp_path, algorithm, digits):
     given = {**digits, "algorithm": algorithm, "availability": "static:0.5", "rounds": 4, "device": "cuda", "engine": "native"}
-    whole = mf.simulate(**given)
+    told = []
+    whole = mf.simulate(**given, notice=told.append)
+    assert told[0].startswith("engine native")  # no fallback
 
     def stop(row, total):
         if row["round"] == 2:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ....clients.losses import Loss
+from ....clients.params import copy_sharing_frozen
 from ....clients.train import draw
 from ....data.clients import Clients, Holdout
 from ....data.samples import single
@@ -37,6 +38,7 @@ class NativeGpuEngine:
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
         if clients.data.augment:
             raise Unsupported("its data is augmented")
+        model = copy_sharing_frozen(model, clients.device)
         self.model, self.clients, self.loss = model, clients, loss
         self.programs: dict[tuple[int, frozenset[str]], DeviceProgram] = {}
         program = self._program(USUAL, frozenset(EXTRAS))
