@@ -124,8 +124,8 @@ def scores(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> l
     models = torch.arange(len(outputs) + 1, device=labels.device)[:, None]
     masks = torch.cat([keep[None], hits & keep]).flatten(1)
     places = (models * num_classes + labels).reshape(-1)
-    counts = torch.zeros(len(models) * num_classes, dtype=torch.long, device=labels.device).scatter_add_(0, places, masks.reshape(-1).long())
-    sizes, *right = counts.view(-1, num_classes).tolist()
+    none = torch.zeros(len(models) * num_classes, dtype=torch.long, device=labels.device)
+    sizes, *right = none.scatter_add(0, places, masks.reshape(-1).long()).view(-1, num_classes).tolist()
     total = sum(sizes)
     return [
         Score(value, sum(own) / total if total else None, [r / n if n else None for r, n in zip(own, sizes, strict=True)], hit, keep)
