@@ -18,7 +18,6 @@ from .options import given
 from .progress import Reporter
 
 RECORDS, RUNS = Path("records/benchmark"), Path("runs/benchmark")
-GPU_ENGINE = "batched:160:compiled"  # fixed lanes: the result of a run does not depend on the runs that train with it
 FAR = 1.5  # distance between two profiles beyond which the nearest pattern says little
 
 
@@ -70,8 +69,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     part = find_part(arguments.parts[0])
     trackers = [make_tracker(spec) for spec in arguments.track]
     settings = given(arguments)
-    device = find_device(str(settings.get("device", "cpu")))
-    settings |= {"device": str(device)} | ({"engine": GPU_ENGINE} if device.type == "cuda" and "engine" not in settings else {})
+    settings["device"] = str(find_device(str(settings.get("device", "cpu"))))
     records, out = Path(arguments.records or RECORDS), Path(arguments.out or RUNS)
     cells = _cells(arguments, part)
     with Reporter(console, []) as progress:
