@@ -79,7 +79,8 @@ _scratch = False
 def scratch() -> Iterator[None]:
     """Folders written in this block are only kept until their results have been read.
 
-    They survive a killed process, but not a power failure: nothing waits for the disk. Finished runs keep no state to extend them from.
+    They survive a killed process, but not a power failure: nothing waits for the disk, and rows are written with checkpoints. Finished
+    runs keep no state to extend them from.
     """
     global _scratch
     before, _scratch = _scratch, True

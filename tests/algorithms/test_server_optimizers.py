@@ -92,6 +92,7 @@ def test_the_algorithms_memory_is_not_affected(quadratic):
 def after_a_round(quadratic, optimizer):
     run = make_run(**quadratic, server_optimizer=optimizer)
     g = torch.from_numpy(np.random.default_rng(2).normal(size=(6, 5)))
+    run.begin_round()
     run.apply(run.request(), ClientUpdates(g, torch.ones(6), torch.zeros(6)))
     return run.server
 

@@ -119,6 +119,7 @@ def test_clients_start_from_the_model_the_buffers_and_the_rate_of_their_version(
             saved = {name: value.clone() for name, value in run.versions.tensors().items()}
             run.versions.held = {}
             run.versions.restore(saved, torch.device("cpu"))
+        run.begin_round()
         request = run.request()
         began = [t - stale for stale in request.staleness.tolist()]
         for part in request.by_start():
@@ -141,6 +142,7 @@ def test_an_example_request_is_possible_in_every_round(quadratic, k):
     run = make_run(**quadratic, algorithm="fedbuff", **given)
     engine = PlainEngine(run.problem.template, run.problem.clients, run.problem.loss)
     while run.t < run.rounds:
+        run.begin_round()
         request = run.request()
         [updates] = train_clients(engine, [request])
         run.apply(request, updates)

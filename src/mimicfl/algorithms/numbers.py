@@ -1,5 +1,6 @@
 """Client numbers that host and device both know, so that neither waits for the other."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,14 @@ def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     if device.type != "cpu":
         tensor.known = numbers  # type: ignore[attr-defined]
     return tensor
+
+
+def together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """`on_device` for many arrays with one copy."""
+    parts = list(on_device(np.concatenate(arrays), device).split([len(array) for array in arrays])) if arrays else []
+    for part, array in zip(parts, arrays, strict=True):
+        part.known = array  # type: ignore[attr-defined]
+    return parts
 
 
 def on_host(numbers: Any) -> np.ndarray:

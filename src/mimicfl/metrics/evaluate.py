@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..clients.losses import Loss
+from ..clients.losses import Loss, built_in_name
 from ..data.clients import Holdout
 from ..data.convert import IGNORED
 from ..data.samples import Samples, clone, forward
@@ -33,13 +33,13 @@ class Score:
     per_sample: Tensor | None = None  # [n, k] the numbers of each sample whose sums give the task's metric per client
 
 
-def correct(output: Tensor, target: Samples) -> Tensor | None:
-    """Which targets are predicted correctly, bool of the targets' shape. None if the targets are not classes."""
+def correct(outputs: Tensor, target: Samples) -> Tensor | None:
+    """Which targets each of r models predicts correctly from outputs [r, n, ...], bool [r, ...]. None if the targets are not classes."""
     if not isinstance(target, Tensor) or target.is_floating_point():
         return None
-    single = output.ndim < 2 or output.shape[1] == 1
-    predicted = (output.reshape(-1) > 0).long() if single else output.argmax(dim=1)
-    return predicted.view_as(target) == target
+    single = outputs.ndim < 3 or outputs.shape[2] == 1
+    predicted = (outputs.flatten(1) > 0).long() if single else outputs.argmax(dim=2)
+    return predicted.view(-1, *target.shape) == target
 
 
 def ignored_by(loss: Loss) -> int:
@@ -111,22 +111,25 @@ def score(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> Sc
 
 def scores(outputs: Tensor, targets: Samples, loss: Loss, num_classes: int) -> list[Score]:
     """Loss and accuracy of the outputs [r, n, ...] of several models. Synchronizes with a GPU once instead of once per number."""
-    # Copies, because a loss may modify its arguments.
-    values = torch.stack([loss(output.clone(), clone(targets)) for output in outputs]).tolist()
-    if not isinstance(targets, Tensor) or targets.is_floating_point():
+    if built_in_name(loss):
+        losses = [loss(output, targets) for output in outputs]
+    else:  # a custom loss may modify its arguments
+        losses = [loss(output.clone(), clone(targets)) for output in outputs]
+    values = torch.stack(losses).tolist()
+    hits = correct(outputs, targets)
+    if hits is None or not isinstance(targets, Tensor):
         return [Score(value, None, [], None) for value in values]
     keep = counted_targets(targets, loss)
-    hits = [hit for output in outputs if (hit := correct(output, targets)) is not None]
     labels = targets.clamp_min(0).reshape(-1)  # ignored targets are masked out, so their label does not matter
-
-    def by_class(mask: Tensor) -> Tensor:
-        return torch.zeros(num_classes, dtype=torch.long, device=labels.device).scatter_add_(0, labels, mask.reshape(-1).long())
-
-    sizes, *right = torch.stack([by_class(keep), *[by_class(hit & keep) for hit in hits]]).tolist()
+    models = torch.arange(len(outputs) + 1, device=labels.device)[:, None]
+    masks = torch.cat([keep[None], hits & keep]).flatten(1)
+    places = (models * num_classes + labels).reshape(-1)
+    none = torch.zeros(len(models) * num_classes, dtype=torch.long, device=labels.device)
+    sizes, *right = none.scatter_add(0, places, masks.reshape(-1).long()).view(-1, num_classes).tolist()
     total = sum(sizes)
     return [
-        Score(value, sum(counts) / total if total else None, [r / n if n else None for r, n in zip(counts, sizes, strict=True)], hit, keep)
-        for value, counts, hit in zip(values, right, hits, strict=True)
+        Score(value, sum(own) / total if total else None, [r / n if n else None for r, n in zip(own, sizes, strict=True)], hit, keep)
+        for value, own, hit in zip(values, right, hits, strict=True)
     ]
 
 

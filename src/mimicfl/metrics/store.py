@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, flush, remove_leftovers, write_tensors, write_text
+from ..files import explained, explained_reading, flush, is_scratch, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
@@ -58,6 +58,7 @@ class RunFolder:
             raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
         check_kept(self.config, str(self.path / "config.toml"))
         self._crc = 0  # checksum of the rows written so far
+        self._waiting: list[str] = []  # lines of a scratch folder, which are written with the next checkpoint
         self._lock: TextIO | None = None
 
     @classmethod
@@ -163,12 +164,18 @@ class RunFolder:
         return found
 
     def append(self, row: Row) -> None:
+        if is_scratch():  # rows beyond the checkpoint would be repeated anyway
+            self._waiting.append(self._line(row))
+        else:
+            self._write(self._line(row))
+
+    def _write(self, lines: str) -> None:
         with explained(self.path / "rows.jsonl"), (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(self._line(row))  # reopened for each row: thousands of runs may be active at once, too many open files
+            file.write(lines)  # reopened for each row: thousands of runs may be active at once, too many open files
 
     def keep_rows(self, rows: list[Row]) -> None:
         """Replace the content of the file by these rows, atomically."""
-        self._crc = 0
+        self._crc, self._waiting = 0, []
         write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
 
     def _line(self, row: Row) -> str:
@@ -179,6 +186,9 @@ class RunFolder:
 
     def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
         """Write `checkpoint` or `final` with a checksum, after flushing the rows to disk."""
+        if self._waiting:
+            lines, self._waiting = "".join(self._waiting), []
+            self._write(lines)
         if (self.path / "rows.jsonl").is_file():
             with explained(self.path / "rows.jsonl"):
                 flush(self.path / "rows.jsonl")

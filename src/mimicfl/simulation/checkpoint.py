@@ -18,6 +18,7 @@ from .fingerprint import fingerprint
 from .parts import RunParts
 
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints when no interval is given
+SCRATCH_SHARE = 0.02  # the same for runs that are only kept until their results have been read
 
 
 class Checkpoints:
@@ -86,7 +87,8 @@ class Checkpoints:
         elif self.every:
             due = run.t % self.every == 0
         else:
-            due = time.perf_counter() - self.saved_at >= self.saving_took * self.companions / CHECKPOINT_SHARE
+            share = SCRATCH_SHARE if is_scratch() else CHECKPOINT_SHARE
+            due = time.perf_counter() - self.saved_at >= self.saving_took * self.companions / share
         if due:
             self.save()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
+from ..algorithms.numbers import together
 from ..algorithms.server import ClientUpdates
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
@@ -37,7 +38,7 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
         while live := [run for run in runs if run not in ends]:
             engine = next_engine(engine, live)
             torch.set_num_threads(runs[0].threads or usual)
-            requests: Requests = {run: run.request() for run in fitting(live, engine.room)}  # w_t and the task for S_t
+            requests = requests_of(fitting(live, engine.room))  # w_t and the task for S_t
             updates = train_active(engine, requests)  # LocalTrain(w_t) on every active client
             apply_updates(requests, updates, ends)  # v_t, c_i and w_{t+1}
             losses = mean_losses(updates)
@@ -50,6 +51,12 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
                     run.checkpoint()
                 break
     return ends
+
+
+def requests_of(runs: Sequence[Run]) -> Requests:
+    """The requests to the active clients of these runs, whose numbers are copied to the device at once."""
+    active = [run.begin_round() for run in runs]
+    return {run: run.request(rows) for run, rows in zip(runs, together(active, runs[0].problem.device), strict=True)}
 
 
 def train_active(engine: Engine, requests: Requests) -> Updates:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..algorithms import trait
 from ..algorithms.finite import check_model
@@ -98,13 +98,17 @@ class Run:
 
     # -- one round -----------------------------------------------------------------------------------------------
 
-    def request(self) -> TrainRequest | None:
-        """The request to the active clients of this round; None if no client is available."""
+    def begin_round(self) -> np.ndarray:
+        """The active clients of this round."""
         self.began = time.perf_counter()
         self.round = self.participation.round(self.t, self._losses)
+        return self.round.active
+
+    def request(self, rows: Tensor | None = None) -> TrainRequest | None:
+        """The request to the active clients of this round, whose numbers `rows` holds on the device; None if no client is available."""
         if not len(self.round.active):
             return None
-        request = self.server.request(self.t, self.round.active)
+        request = self.server.request(self.t, self.round.active, rows)
         if self.versions is not None and self.round.versions is not None:
             request = self.versions.applied_to(request, self.round.versions)
         if self.diagnostics is not None:  # they compare the clients' own updates
