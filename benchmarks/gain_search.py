@@ -26,9 +26,10 @@ from mimicfl.settings import Experiment, from_dict
 
 RIVALS = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedsteer")
 CANDIDATES = (
-    *(f"{name}-averaged" for name in ("mifa", "fedvarp", "mimic", "fedsteer")),
-    *(f"damped-averaged:{options}" for options in ("share=0.5", "share=0.8", "share=0.9", "horizon=1000")),
-    "damped:share=0.8",
+    *(f"{name}-averaged" for name in ("mifa", "mimic", "fedgain", "fedsteer")),
+    *(f"damped-averaged:{options}" for options in ("share=0.5", "share=0.8", "horizon=400")),
+    "damped-averaged:gain=0.75,follow=direction,horizon=400",
+    "damped:horizon=400",
 )
 PATTERNS = {p.name: p.availability for p in suite.PATTERNS} | {
     "time-varying": "time-varying:0.1",
@@ -140,7 +141,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--finals", nargs="*", type=float, default=[0.05, 0.5], help="the last rate as a share of the first")
     p.add_argument("--device", default="cpu")
     p.add_argument("--group", type=int, default=300, help="how many runs train together at most")
-    p.add_argument("--minutes", type=float, default=float("inf"), help="begin no group that would exceed this, judged by the slowest run so far")
+    p.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin no group that would exceed this, judged by the slowest run so far"
+    )
     p.add_argument("--patterns", nargs="*", default=SEARCHED, choices=PATTERNS)
     p.add_argument("--algorithms", nargs="*", default=[*RIVALS, *CANDIDATES])
     p.add_argument("--out", type=Path, default=Path("runs/gain-search"))
