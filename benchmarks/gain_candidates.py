@@ -59,8 +59,8 @@ class Damped(mf.FedSteer):
 def averaged(kind: type[Algorithm[Any]], name: str) -> Callable[..., Algorithm[Any]]:
     """The algorithm with one more option, `window`: evaluated is the mean of its models w_s with weights about s^(window - 1), s = 1..t.
 
-    w = x + (1 - window / (t + window)) (w - x) after round t = 0, 1, ...; x is the model that clients start from. The mean reaches back over
-    about the last t / window rounds (polynomial-decay averaging, Shamir and Zhang, 2013).
+    w = x + (1 - window / (t + window)) (w - x) after round t = 0, 1, ...; x is the model that clients start from. The mean reaches back
+    over about the last t / window rounds (polynomial-decay averaging, Shamir and Zhang, 2013).
     """
 
     def init(self: Any, w: Tensor, num_clients: int) -> State:

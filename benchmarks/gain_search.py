@@ -29,6 +29,7 @@ CANDIDATES = (
     *(f"{name}-averaged" for name in ("mifa", "mimic", "fedgain", "fedsteer")),
     *(f"damped-averaged:{options}" for options in ("share=0.5", "share=0.8", "horizon=400")),
     "damped-averaged:gain=0.75,follow=direction,horizon=400",
+    "damped-averaged:gain=0.5,horizon=400",
     "damped:horizon=400",
 )
 PATTERNS = {p.name: p.availability for p in suite.PATTERNS} | {
@@ -142,7 +143,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--device", default="cpu")
     p.add_argument("--group", type=int, default=300, help="how many runs train together at most")
     p.add_argument(
-        "--minutes", type=float, default=float("inf"), help="begin no group that would exceed this, judged by the slowest run so far"
+        "--minutes", type=float, default=float("inf"), help="begin no group that would exceed this, judged by the slowest so far"
     )
     p.add_argument("--patterns", nargs="*", default=SEARCHED, choices=PATTERNS)
     p.add_argument("--algorithms", nargs="*", default=[*RIVALS, *CANDIDATES])
