@@ -26,11 +26,11 @@ from mimicfl.settings import Experiment, from_dict
 
 RIVALS = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedsteer")
 CANDIDATES = (
-    *(f"{name}-averaged" for name in ("mifa", "mimic", "fedgain", "fedsteer")),
-    *(f"damped-averaged:{options}" for options in ("share=0.5", "share=0.8", "horizon=400")),
-    "damped-averaged:gain=0.75,follow=direction,horizon=400",
-    "damped-averaged:gain=0.5,horizon=400",
-    "damped:horizon=400",
+    *(f"{name}-averaged" for name in ("mifa", "mimic", "fedgain")),
+    "fedsteer:window=9",
+    "fedsteer:horizon=400",
+    *(f"fedsteer:{options}horizon=400,window=9" for options in ("", "gain=0.5,", "gain=0.75,follow=direction,")),
+    *(f"damped:share={share},window=9" for share in (0.5, 0.8)),
 )
 PATTERNS = {p.name: p.availability for p in suite.PATTERNS} | {
     "time-varying": "time-varying:0.1",
