@@ -28,7 +28,7 @@ def plan_of(batch: Batch, settings: dict[str, Any]) -> Plan:
 def gpu_engine(cell: Cell) -> str:
     """The engine for a cell's runs on a GPU; with both, the result of a run does not depend on the runs that train with it."""
     small = str(cell.part.settings["model"]).partition(":")[0] in ("lenet", "mlp")
-    return "native" if small and _sends_updates(cell.grid.algorithm) else "batched:160:compiled"
+    return "native" if small else "batched:160:compiled"
 
 
 class Queue:
