@@ -31,3 +31,18 @@ def weight_tiles(m: int, places: int, o: int, columns: int, dtype: torch.dtype) 
 def block(size: int) -> int:
     """Return the smallest power of two that holds the size, between 16 and 128."""
     return min(128, max(16, 1 << (size - 1).bit_length()))
+
+
+# Rows, columns, and warps over rows, over columns and over the summed entries; the larger tiles need less traffic per operation.
+FLOAT_TILES = ((64, 96, 2, 2, 1), (64, 64, 2, 2, 1), (32, 96, 1, 2, 2), (32, 48, 1, 2, 2), (32, 32, 1, 1, 4))
+
+
+def float_tile(m: int, rows: int, columns: int, depth: int) -> tuple[int, int, int, int, int]:
+    """Return the tile of a float32 product: the one that keeps the busiest processor busy for the shortest time."""
+
+    def cost(tile: tuple[int, int, int, int, int]) -> float:
+        tall, wide = tile[:2]
+        turns = -(-m * -(-rows // tall) * -(-columns // wide) // PROCESSORS)
+        return turns * (tall * wide + 16 * (tall + wide))
+
+    return min(FLOAT_TILES, key=cost)
