@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-MOST, WARPS = 32, 4  # keys and entries of a head; warps per block
+MOST, WARPS, TOGETHER = 32, 4, 4  # keys and entries of a head; warps per block; queries at a time, at most
 
 
 def attention(
@@ -91,7 +91,7 @@ def _launch(
     pitch = entries if entries // 4 % 2 else entries + 4
     constants = {"H": heads, "L": length, "S": keys, "E": entries, "SAMPLES": samples, "CAUSAL": int(causal)}
     views = [View(x.data_ptr(), *x.stride()[:4]) for x in (*given, *out)]
-    shared = 4 * WARPS * (held * pitch + scores * (-(-keys // 4) * 4))
+    shared = 4 * WARPS * (held * pitch + scores * TOGETHER * (-(-keys // 4) * 4))
     launch("attention", name, constants, -(-count // WARPS), 32 * WARPS, shared, [*views, ctypes.c_float(scale), ctypes.c_int(count)])
 
 

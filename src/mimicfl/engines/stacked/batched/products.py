@@ -73,12 +73,12 @@ def _(dy: Tensor, ids: Tensor, rows: int) -> Tensor:
 def collect(dy: Tensor, ids: Tensor, rows: int) -> Tensor:
     from ..cuda import launch
 
-    out = dy.new_empty(len(ids) * rows, dy.shape[-1])
+    out = dy.new_empty(len(ids) * rows, dy.shape[-1], dtype=torch.float32)
     places = ids[0].numel()
     constants = {"T": places, "V": rows, "E": dy.shape[-1]}
-    arguments: list[Any] = [dy.contiguous(), ids.contiguous(), out]
+    arguments: list[Any] = [dy.float().contiguous(), ids.contiguous(), out]
     launch("embedding", "embedding_back", constants, len(ids) * -(-rows // ROWS), 256, 4 * places, arguments)
-    return out
+    return out.to(dy.dtype)
 
 
 def has_tensor_cores(device: torch.device) -> bool:
@@ -86,15 +86,17 @@ def has_tensor_cores(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def use_kernels(traced: GraphModule, m: int) -> None:
-    """Replace what our kernels can compute in a step of m clients in float32."""
+def use_kernels(traced: GraphModule, m: int, precision: str) -> None:
+    """Replace what our kernels can compute in a step of m clients; products only where they must have the accuracy of float32."""
     for node in traced.graph.nodes:
-        if node.op == "call_function" and node.target in (aten.bmm.default, aten.embedding_dense_backward.default):
-            REPLACED[node.target](node, m)
+        if node.target is aten.bmm.default and precision == "tf32x3":
+            _replace_product(node)
+        elif node.target is aten.embedding_dense_backward.default:
+            _replace_embedding(node, m)
     traced.recompile()
 
 
-def _replace_product(node: Node, m: int) -> None:
+def _replace_product(node: Node) -> None:
     a, b = (_value(argument) for argument in node.args)
     if a.dtype == torch.float32 and min(*a.shape[1:], b.shape[2]) >= SMALLEST:
         node.target = torch.ops.mimicfl.product.default
@@ -103,8 +105,9 @@ def _replace_product(node: Node, m: int) -> None:
 def _replace_embedding(node: Node, m: int) -> None:
     dy, ids, rows, padding, scaled = node.args
     value, places = _value(dy), _value(ids).shape
-    fits = value.dtype == torch.float32 and value.shape[-1] <= MOST_ENTRIES and math.prod(places[1:]) <= MOST_PLACES
-    if fits and places[0] == m and len(places) > 1 and not scaled and padding == -1 and rows % m == 0:  # type: ignore[operator]
+    known = value.dtype in (torch.float32, torch.bfloat16) and places[0] == m and len(places) > 1
+    fits = value.shape[-1] <= MOST_ENTRIES and math.prod(places[1:]) <= MOST_PLACES
+    if known and fits and not scaled and padding == -1 and rows % m == 0:  # type: ignore[operator]
         node.target, node.args = torch.ops.mimicfl.embedding_back.default, (dy, ids, rows // m)  # type: ignore[operator]
 
 
@@ -112,5 +115,3 @@ def _value(node: Any) -> Any:
     """The tensor that a node had while it was traced, or what describes it."""
     return node.meta.get("val", node.meta.get("tensor_meta"))
 
-
-REPLACED = {aten.bmm.default: _replace_product, aten.embedding_dense_backward.default: _replace_embedding}

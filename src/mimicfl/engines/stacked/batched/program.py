@@ -30,8 +30,8 @@ class Program:
             return of_tensors
 
         traced = trace(part(stack.pieces if lanes.direct else stack.step), tensors, x, y)
-        if stack.precision == "tf32x3" and has_tensor_cores(lanes.w.device):
-            use_kernels(traced, m)
+        if has_tensor_cores(lanes.w.device):
+            use_kernels(traced, m, stack.precision)
         run = compile_traced(traced) if compiled else traced
 
         def step() -> None:

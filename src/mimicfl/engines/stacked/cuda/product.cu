@@ -25,6 +25,7 @@ __device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(
 template <int ROWS, int LIMIT, bool LAST, bool WIDE, int OUTER>
 __device__ inline void load(float* s, const float* g, int row0, int k0) {
     constexpr int WIDTH = WIDE ? 4 : 1, ACROSS = (LAST ? BK : ROWS) / WIDTH, COUNT = ROWS * BK / WIDTH;
+#pragma unroll 4
     for (int c = threadIdx.x; c < COUNT; c += THREADS) {
         int outer = c / ACROSS, inner = c % ACROSS * WIDTH;
         int row = row0 + (LAST ? outer : inner), k = k0 + (LAST ? inner : outer);
