@@ -19,8 +19,9 @@ def _nvrtc() -> ctypes.CDLL:
     """Find the compiler library: already loaded, in PyTorch's packages, or in the CUDA toolkit."""
     major = (torch.version.cuda or "12").split(".")[0]
     name = f"libnvrtc.so.{major}"
+    toolkit = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     folders = [f"{sysconfig.get_paths()['purelib']}/nvidia/*/lib", f"{os.path.dirname(torch.__file__)}/lib"]
-    folders += [f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/lib64", f"{os.environ.get('CUDA_HOME', '/usr/local/cuda')}/targets/*/lib"]
+    folders += [f"{toolkit}/lib64", f"{toolkit}/targets/*/lib"]
     for path in [name, *[found for folder in folders for found in sorted(glob.glob(f"{folder}/{name}"))]]:
         try:
             return ctypes.CDLL(path)
@@ -61,6 +62,12 @@ def _first_error(nvrtc: ctypes.CDLL, program: ctypes.c_void_p) -> str:
     nvrtc.nvrtcGetProgramLog(program, log)
     lines = log.value.decode(errors="replace").splitlines()
     return next((line for line in lines if "error" in line), "no message")[:200]
+
+
+def shared_memory(device: torch.device) -> int:
+    """The bytes of shared memory that one block can have."""
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)
 
 
 class Kernels:

@@ -78,9 +78,7 @@ class View(ctypes.Structure):
     _fields_ = [("data", ctypes.c_void_p), *[(name, ctypes.c_int64) for name in ("client", "sample", "head", "row")]]
 
 
-def _launch(
-    name: str, given: tuple[Tensor, ...], out: tuple[Tensor, ...], causal: bool, scale: float, held: int, scores: int
-) -> None:
+def _launch(name: str, given: tuple[Tensor, ...], out: tuple[Tensor, ...], causal: bool, scale: float, held: int, scores: int) -> None:
     """`held` rows of a head, and `scores` rows of scores, are in the memory of a warp."""
     from ..cuda import launch
 

@@ -33,16 +33,13 @@ def block(size: int) -> int:
     return min(128, max(16, 1 << (size - 1).bit_length()))
 
 
-# Rows, columns, and warps over rows, over columns and over the summed entries; the larger tiles need less traffic per operation.
-FLOAT_TILES = ((64, 96, 2, 2, 1), (64, 64, 2, 2, 1), (32, 96, 1, 2, 2), (32, 48, 1, 2, 2), (32, 32, 1, 1, 4))
+Tile = tuple[int, int, int, int, int]  # rows, columns, and warps over rows, over columns and over the summed entries
+FLOAT_TILES: tuple[Tile, ...] = ((32, 48, 1, 1, 4), (32, 96, 1, 2, 4), (64, 64, 4, 2, 1), (32, 96, 2, 2, 2))
 
 
-def float_tile(m: int, rows: int, columns: int, depth: int) -> tuple[int, int, int, int, int]:
-    """Return the tile of a float32 product: the one that keeps the busiest processor busy for the shortest time."""
-
-    def cost(tile: tuple[int, int, int, int, int]) -> float:
-        tall, wide = tile[:2]
-        turns = -(-m * -(-rows // tall) * -(-columns // wide) // PROCESSORS)
-        return turns * (tall * wide + 16 * (tall + wide))
-
-    return min(FLOAT_TILES, key=cost)
+def float_tile(m: int, rows: int, columns: int, depth: int) -> Tile:
+    """Return the tile of a float32 product. Warps share a long sum; for a short one they divide the tile."""
+    small, long, wide, short = FLOAT_TILES
+    if depth < 256:
+        return wide if columns > 128 else short
+    return long if m * -(-rows // long[0]) * -(-columns // long[1]) >= PROCESSORS else small
