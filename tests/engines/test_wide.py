@@ -87,7 +87,12 @@ def test_max_pool_equals_pytorch_and_keeps_channels_last(shape, kernel):
 def test_max_pools_that_overlap_or_cut_stay_pytorchs():
     x = torch.randn(2, 3, 7, 7)
     with Stackable(torch.zeros(()), "tf32", channels_last=True):
-        for how in ({"kernel_size": 3, "stride": 2}, {"kernel_size": 2, "ceil_mode": True}, {"kernel_size": 2, "padding": 1}, {"kernel_size": 2}):
+        for how in (
+            {"kernel_size": 3, "stride": 2},
+            {"kernel_size": 2, "ceil_mode": True},
+            {"kernel_size": 2, "padding": 1},
+            {"kernel_size": 2},
+        ):
             ours = F.max_pool2d(x, **how)
             with torch._C.DisableTorchFunction():
                 assert torch.equal(ours, F.max_pool2d(x, **how))

@@ -133,11 +133,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, co
     for (int turn = 1; turn < WK; ++turn) {
         float* sums = shared + warp % (WM * WN) * (TM * TN * 128);
         __syncthreads();
-        if (wk == turn)
+        if (wk == turn) {
+#pragma unroll
             for (int n = 0; n < TM * TN * 4; ++n) sums[n * 32 + lane] = acc[n / 4 / TN][n / 4 % TN][n % 4];
+        }
         __syncthreads();
-        if (wk == 0)
+        if (wk == 0) {
+#pragma unroll
             for (int n = 0; n < TM * TN * 4; ++n) acc[n / 4 / TN][n / 4 % TN][n % 4] += sums[n * 32 + lane];
+        }
     }
     if (wk) return;
     out += (long long)client * M * N;
