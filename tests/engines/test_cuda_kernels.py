@@ -25,7 +25,7 @@ from tests.engines.engines import assert_same, requests_of
 HERE = Path(__file__).parent
 ASSEMBLY = re.compile(r"^__device__ inline [\w ]+ (copy|commit|arrived|mma|narrowed)\(.*?(?<=\})$", re.MULTILINE | re.DOTALL)
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")]
 
 
 @functools.cache
@@ -131,7 +131,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Embedding(40, 32)
-        self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
         self.register_buffer("later", torch.ones(8, 8, dtype=torch.bool).triu(1), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -143,10 +143,10 @@ def test_a_stacked_transformer_uses_the_kernels_and_equals_plain(monkeypatch):
     monkeypatch.setattr("mimicfl.engines.stacked.batched.rewrite.is_short", lambda *given: True)
     monkeypatch.setattr("mimicfl.engines.stacked.batched.program.has_tensor_cores", lambda device: True)
     monkeypatch.setattr("mimicfl.engines.stacked.batched.engine.by_pieces", lambda *given: True)
-    model, x = Encoder(), torch.randint(0, 40, (34, 9))
+    model, x = Encoder(), torch.randint(0, 40, (15, 9))
     data = mf.Data(x[:, :-1], x[:, 1:], x[:2, :-1], x[:2, 1:], task="token-prediction")
-    clients = Clients(data, np.split(np.arange(34), [8, 11, 24]), torch.device("cpu"), torch.float32)
-    requests = requests_of(model, clients, mf.LocalSGD(epochs=1, batch_size=8))
+    clients = Clients(data, np.split(np.arange(15), [4, 8, 11]), torch.device("cpu"), torch.float32)
+    requests = requests_of(model, clients, mf.LocalSGD(epochs=1, batch_size=4))
     loss = mf.tasks.TokenPrediction()
     engine, used = BatchedEngine(model, clients, loss, lanes=3), []
     found = program.use_kernels
