@@ -1,5 +1,6 @@
 """Wide convolutions: the layout of their lanes, the norm that keeps it, and on a GPU the kernels on tensor cores."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -14,6 +15,9 @@ from mimicfl.engines.plain import PlainEngine
 from mimicfl.engines.stacked.batched import convolution
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
 from mimicfl.engines.stacked.batched.normalization import group_norm
+from mimicfl.engines.stacked.batched.pooling import max_pool
+from mimicfl.engines.stacked.batched.rewrite import Stackable
+from mimicfl.engines.stacked.lanes import SharedStarts
 from mimicfl.engines.stacked.layout import Layout
 from mimicfl.engines.torch_settings import exact
 from mimicfl.experiments.execute import carry_out
@@ -65,10 +69,53 @@ def test_group_norm_equals_pytorch_and_keeps_channels_last():
     assert vmap(lambda x: group_norm(x, 2))(x).stride() == x.stride()
 
 
+@pytest.mark.parametrize(("shape", "kernel"), [((3, 2, 5, 8, 8), (2, 2)), ((3, 2, 5, 9, 7), (2, 3)), ((2, 1, 4, 6, 6), (3, 3))])
+def test_max_pool_equals_pytorch_and_keeps_channels_last(shape, kernel):
+    torch.manual_seed(0)
+    x = torch.randint(-3, 4, shape).double().permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3)  # with equal entries in a window
+    x[0, 0, 0, 0, 0] = torch.nan
+
+    def gradients(pool):
+        return vmap(grad(lambda x: (pool(x, kernel).nan_to_num(7.0).sin() * (1 + torch.arange(pool(x, kernel).shape[-1]))).sum()))(x)
+
+    ours = gradients(max_pool)
+    torch.testing.assert_close(ours, gradients(F.max_pool2d), rtol=0, atol=0, equal_nan=True)
+    assert ours.stride() == x.stride()
+    torch.testing.assert_close(vmap(lambda x: max_pool(x, kernel))(x), vmap(lambda x: F.max_pool2d(x, kernel))(x), equal_nan=True)
+
+
+def test_max_pools_that_overlap_or_cut_stay_pytorchs():
+    x = torch.randn(2, 3, 7, 7)
+    with Stackable(torch.zeros(()), "tf32", channels_last=True):
+        for how in (
+            {"kernel_size": 3, "stride": 2},
+            {"kernel_size": 2, "ceil_mode": True},
+            {"kernel_size": 2, "padding": 1},
+            {"kernel_size": 2},
+        ):
+            ours = F.max_pool2d(x, **how)
+            with torch._C.DisableTorchFunction():
+                assert torch.equal(ours, F.max_pool2d(x, **how))
+
+
+def test_lanes_with_the_same_start_share_a_row():
+    starts = SharedStarts(3)
+    rows, fresh = starts.place(np.array([0, 1, 2]), np.array([5, 5, 8]))
+    assert rows.tolist() == [0, 0, 1]
+    assert fresh == [(5, 0), (8, 1)]
+    rows, fresh = starts.place(np.array([2, 0]), np.array([9, 7]))  # lane 1 still trains request 5; 8 is finished
+    assert rows.tolist() == [1, 2]
+    assert fresh == [(9, 1), (7, 2)]
+    rows, fresh = starts.place(np.array([1]), np.array([9]))
+    assert rows.tolist() == [1]
+    assert fresh == []
+
+
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 def test_lanes_in_a_layout_equal_plain(local, monkeypatch):
     """On a CPU the layout gains nothing, but its updates must be the same."""
-    monkeypatch.setattr("mimicfl.engines.stacked.batched.engine.is_wide", lambda *given: True)
+    for name in ("is_wide", "by_pieces"):
+        monkeypatch.setattr(f"mimicfl.engines.stacked.batched.engine.{name}", lambda *given: True)
     torch.manual_seed(0)
     model, clients = problem(residual(4), "cpu", torch.float64)
     requests = requests_of(model, clients, local)

@@ -30,6 +30,18 @@ def dropout_call(input: Tensor, p: float = 0.5, training: bool = True, inplace: 
     return input, p, training
 
 
+def max_pool2d_call(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[Tensor, Any, Any, Any, Any, bool, bool]:
+    return input, kernel_size, stride, padding, dilation, ceil_mode, return_indices
+
+
 def attention_call(
     query: Tensor,
     key: Tensor,

@@ -42,6 +42,11 @@ class Needs:
         return self.rule, self.multipliers
 
     @property
+    def plain_sgd(self) -> bool:
+        """Whether every step is w -= eta (gradient + shift + mu (w - w_t))."""
+        return not (self.momentum or self.clip or self.first or self.last or self.rule or self.multipliers)
+
+    @property
     def _sizes(self) -> list[str]:
         return [field.name for field in fields(self) if field.name not in ("rule", "multipliers")]
 

@@ -21,7 +21,8 @@ ALIGNED = 64  # every lane's vector begins at a multiple of this, because librar
 class Lanes:
     """Static buffers for `m` clients; the engines' programs read and write them in place."""
 
-    def __init__(self, m: int, needs: Needs, jobs: Jobs, half: bool = False, scale: Tensor | None = None) -> None:
+    def __init__(self, m: int, needs: Needs, jobs: Jobs, half: bool = False, scale: Tensor | None = None, pieces: bool = False) -> None:
+        """`half`: the model uses a bfloat16 copy; `scale`: multipliers of the learning rate; `pieces`: gradients come in pieces."""
         w = jobs.w
         d, device, dtype = w.shape[-1], w.device, w.dtype
         self.m, self.batch = m, needs.batch
@@ -32,9 +33,15 @@ class Lanes:
         def vectors(kind: torch.dtype = dtype) -> Tensor:
             return zeros(-(-d // ALIGNED) * ALIGNED, kind=kind)[:, :d]
 
-        self.w, self.g, self.total, self.eta, self.mu = vectors(), vectors(), zeros(), zeros(), zeros()
+        # One kernel updates float32 lanes with plain SGD. It computes w from g and w_t, which lanes with the same start share.
+        self.direct = pieces and w.is_cuda and dtype == torch.float32 and needs.plain_sgd and scale is None
+        self.g, self.total, self.eta, self.mu = vectors(), zeros(), zeros(), zeros()
+        self.w = self.g if self.direct and half else vectors()  # the kernel then writes only the bfloat16 copy
         self.half = vectors(torch.bfloat16) if half else None  # bfloat16 copy of w, used by the model
-        self.start = vectors() if needs.prox else None  # w_t, needed only for a proximal term
+        self.prox = needs.prox
+        self.start = vectors() if needs.prox or self.direct else None  # w_t
+        self.origin = zeros(kind=torch.long) if self.direct else None  # the row of a lane's w_t in `start`
+        self.shared = SharedStarts(m)
         self.shift = vectors() if needs.shift else None
         self.rule, self.scale = needs.rule, scale  # scale: [d] multipliers of the learning rate
         slots = needs.rule.slots if needs.rule else int(needs.momentum)
@@ -72,7 +79,12 @@ class Lanes:
         self.k[at] = 0
         self.steps[at] = torch.from_numpy(jobs.steps[chosen]).to(self.w.device)
         self.eta[at], self.mu[at], self.keys[at] = jobs.eta[job], jobs.mu[job], jobs.keys[job]
-        if self.start is not None:
+        if self.origin is not None and self.start is not None:
+            rows, fresh = self.shared.place(lanes, jobs.request[chosen])
+            self.origin[at] = torch.from_numpy(rows).to(w.device)
+            for which, row in fresh:
+                self.start[row] = jobs.w[which]
+        elif self.start is not None:
             self.start[at] = w
         if self.shift is not None:
             self.shift[at] = 0.0 if jobs.shift is None else jobs.shift[job]
@@ -90,6 +102,27 @@ class Lanes:
             self.moves[at, : jobs.moves.shape[1]] = jobs.moves[job]
 
 
+class SharedStarts:
+    """Assigns rows of `Lanes.start` to the requests whose jobs are in the lanes. There are at least as many rows as lanes."""
+
+    def __init__(self, m: int) -> None:
+        self.clear(m)
+
+    def clear(self, m: int) -> None:
+        self.request = np.full(m, -1)  # of each lane
+        self.row: dict[int, int] = {}  # of each request
+
+    def place(self, lanes: np.ndarray, requests: np.ndarray) -> tuple[np.ndarray, list[tuple[int, int]]]:
+        """Put jobs of these requests into these lanes; return their rows, and the (request, row) that must be filled first."""
+        self.request[lanes] = requests
+        held = set(self.request.tolist())
+        self.row = {request: row for request, row in self.row.items() if request in held}
+        free = iter(sorted(set(range(len(self.request))) - set(self.row.values())))
+        fresh = [(request, next(free)) for request in dict.fromkeys(requests.tolist()) if request not in self.row]
+        self.row |= dict(fresh)
+        return np.array([self.row[request] for request in requests.tolist()]), fresh
+
+
 def run_jobs(jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Results:
     """Train all jobs in the lanes.
 
@@ -102,6 +135,7 @@ def run_jobs(jobs: Jobs, lanes: Lanes, advance: Callable[[int, int], int]) -> Re
     d, sent = jobs.w.shape[1], {f"{name}_gradient": held for name in ("first", "last") if (held := getattr(lanes, name)) is not None}
     buffers = {name: given.new_empty(len(jobs), given.shape[1]) for name, given in jobs.buffers.items()}
     results = Results(rows(d), rows(), {name: rows(d) for name in sent}, buffers)
+    lanes.shared.clear(lanes.m)  # requests are numbered per list of jobs
     waiting = list(np.argsort(-jobs.steps, kind="stable"))[::-1]  # longest first, so that no long job runs alone at the end
     holds = np.full(lanes.m, -1)
     left = np.zeros(lanes.m, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""The order of the parameters in a lane: convolution weights channels last, small parameters together at the end."""
+"""The order of the parameters in a lane: convolution weights channels last, parameters that would break the alignment at the end."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,19 +12,17 @@ from ...clients.params import trainable
 class Layout:
     """Converts parameter vectors to a lane's layout and back."""
 
-    SMALL = 2**15  # elements; updating fewer costs mostly the launch, so the small parameters share one update
+    ALIGNED = 16  # elements; parameters of other sizes come last, so that all others can be read in wide loads
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         parameters = trainable(model)
         self.shapes = [p.shape for p in parameters]
         sizes = [p.numel() for p in parameters]
         flat = torch.arange(sum(sizes)).split(sizes)
-        self.large = [i for i, size in enumerate(sizes) if size >= self.SMALL]
-        self.small = [i for i, size in enumerate(sizes) if size < self.SMALL]
-        order = [*self.large, *self.small]
-        begins = itertools.accumulate([sizes[i] for i in order], initial=0)
-        self.begin = dict(zip(order, begins, strict=False))
-        self.to_lane = torch.cat([self._flat(flat[i].view(self.shapes[i]), i) for i in order]).to(device)
+        self.order = sorted(range(len(sizes)), key=lambda i: sizes[i] % self.ALIGNED != 0)
+        begins = itertools.accumulate([sizes[i] for i in self.order], initial=0)
+        self.begin = dict(zip(self.order, begins, strict=False))
+        self.to_lane = torch.cat([self._flat(flat[i].view(self.shapes[i]), i) for i in self.order]).to(device)
         self.to_flat = torch.argsort(self.to_lane)
 
     def arrange(self, rows: Tensor) -> Tensor:
@@ -39,9 +37,8 @@ class Layout:
         return [_window(part, shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def pieces(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return gradients [..., *shape] in the lane's order [..., n]: large ones separately, small ones as one."""
-        large, small = ([self._flat(gradients[i], i) for i in chosen] for chosen in (self.large, self.small))
-        return [*large, *([torch.cat(small, dim=-1)] if small else [])]
+        """Return gradients [..., *shape] as one piece [..., n] per parameter, in the lane's order."""
+        return [self._flat(gradients[i], i) for i in self.order]
 
     def _flat(self, p: Tensor, i: int) -> Tensor:
         shape = self.shapes[i]

@@ -55,7 +55,7 @@ class StreamsEngine(LaneEngine):
         return StreamsEngine(model, self.clients, self.loss, self.precision, 2)
 
     def _build(self, needs: Needs, jobs: Jobs) -> None:
-        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=self._scale(needs, jobs.w[0]))
+        self.lanes = Lanes(self.width, needs, jobs, half=self.precision == "bf16", scale=self._scale(needs, jobs.w[0]), pieces=True)
         half = self.lanes.half is not None
         self.base = copy.deepcopy(self.model).to(self.clients.device, torch.bfloat16) if half else self.model
         self.clones = [Clone(self, self.lanes, row) for row in range(self.width)]

@@ -24,10 +24,15 @@ def _wide(x: Tensor, channels: Sequence[int]) -> bool:
 
 
 def is_wide(model: nn.Module, device: torch.device, precision: str) -> bool:
-    """Whether the clients' vectors are better stored channels last and updated by a kernel of their own."""
+    """Whether images are better stored channels last."""
     convolutions = [p for p in model.parameters() if p.requires_grad and p.ndim == 4]
     wide = any(p.dtype == torch.float32 and min(p.shape[:2]) >= WIDE for p in convolutions)
     return device.type == "cuda" and (precision == "bf16" or wide)
+
+
+def by_pieces(model: nn.Module, device: torch.device, precision: str) -> bool:
+    """Whether the clients' vectors have a layout of their own and are updated piece by piece: not if images are small."""
+    return is_wide(model, device, precision) or (device.type == "cuda" and all(p.ndim < 4 for p in model.parameters()))
 
 
 def _direct(x: Tensor) -> bool:

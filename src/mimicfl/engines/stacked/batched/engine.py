@@ -13,7 +13,7 @@ from ..jobs import Jobs, Needs, Results
 from ..lane_engine import LaneEngine
 from ..lanes import Lanes
 from ..layout import Layout
-from .convolution import is_wide
+from .convolution import by_pieces, is_wide
 from .program import Program
 from .step import Stack
 
@@ -31,9 +31,10 @@ class BatchedEngine(LaneEngine):
         self, model: nn.Module, clients: Clients, loss: Loss, precision: str = "fp32", lanes: int = 0, compiled: bool = False
     ) -> None:
         super().__init__(model, clients, loss, precision, lanes, compiled)
-        if is_wide(model, clients.device, precision):
+        self.wide = is_wide(model, clients.device, precision)
+        if by_pieces(model, clients.device, precision):
             self.layout = Layout(model, clients.device)
-        self.stack = Stack(model, clients.data, loss, clients.device, precision, self.buffers, self.layout)
+        self.stack = Stack(model, clients.data, loss, clients.device, precision, self.buffers, self.layout, self.wide)
         self.program: Program | None = None
 
     def like(self, model: nn.Module) -> "BatchedEngine":
@@ -41,10 +42,10 @@ class BatchedEngine(LaneEngine):
 
     def _lane(self, needs: Needs) -> Needs:
         """Include the shift and the proximal term if the update is compiled: without them the compiler might sum in a different order."""
-        return replace(needs, shift=True, prox=True) if self.layout is None else needs
+        return needs if self.layout is not None and needs.plain_sgd else replace(needs, shift=True, prox=True)
 
     def _build(self, needs: Needs, jobs: Jobs) -> None:
-        lanes = Lanes(self.width, needs, jobs, half=self.stack.half, scale=self._scale(needs, jobs.w[0]))
+        lanes = Lanes(self.width, needs, jobs, half=self.stack.half, scale=self._scale(needs, jobs.w[0]), pieces=self.layout is not None)
         self.program = Program(self.stack, lanes, self.clients.x, self.clients.y, self.width, self.compiled)
 
     def _run(self, jobs: Jobs) -> Results:
@@ -61,7 +62,7 @@ class BatchedEngine(LaneEngine):
         None on a CPU, where the last bits would depend on a model's place among them, for wide models, which fill the GPU one by one,
         and for models whose outputs depend on the other samples of a pass.
         """
-        if w.device.type == "cpu" or self.layout is not None or self.batch_use.evaluation:
+        if w.device.type == "cpu" or self.wide or self.batch_use.evaluation:
             return None
         held = self.buffers.of_requests(buffers)
         place = torch.arange(len(w) + -len(w) % MODELS, device=w.device).clamp_max(len(w) - 1)

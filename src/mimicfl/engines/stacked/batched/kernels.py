@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Pair = Any  # two integers
-Scalars = tuple[Tensor, ...]  # eta, mu, k and steps of each lane
 PLACES = 512  # output positions per block: with 8 channels and 128 threads, 32 sums per thread
 CHUNK, PROGRAMS = 64, 1024
 
@@ -133,39 +132,6 @@ def convolve_weights(x: Tensor, dy: Tensor, kernel: Pair, stride: Pair, padding:
     grid = (triton.cdiv(o, block), c, m * splits)
     _weigh[grid](x, dy, out, places, o, c, oh, ow, per_split, splits, *x.stride(), *how, num_warps=4)
     return out.sum(dim=1) if splits > 1 else out[:, 0]
-
-
-@triton.jit
-def _move(
-    w, g, h, half, shift, start, eta, mu, k, steps, n, row, h_row,
-    HALF: tl.constexpr, SHIFT: tl.constexpr, PROX: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """h = gradient + shift + mu (w - start); g += h; w -= eta h, in one pass over memory; no change if the lane is finished."""
-    lane = tl.program_id(1)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    here = i < tl.where(tl.load(k + lane) < tl.load(steps + lane), n, 0)
-    at = lane.to(tl.int64) * row + i
-    v = tl.load(h + lane.to(tl.int64) * h_row + i, mask=here, other=0.0).to(tl.float32)
-    x = tl.load(w + at, mask=here, other=0.0)
-    if SHIFT:
-        v += tl.load(shift + at, mask=here, other=0.0)
-    if PROX:
-        v += tl.load(mu + lane) * (x - tl.load(start + at, mask=here, other=0.0))
-    x -= tl.load(eta + lane) * v
-    tl.store(g + at, tl.load(g + at, mask=here, other=0.0) + v, mask=here)
-    tl.store(w + at, x, mask=here)
-    if HALF:
-        tl.store(half + at, x.to(tl.bfloat16), mask=here)
-
-
-def move(w: Tensor, g: Tensor, h: Tensor, half: Tensor | None, shift: Tensor | None, start: Tensor | None, scalars: Scalars) -> None:
-    """Update rows [m, n] in place; all but h have the same row stride. `half` is the bfloat16 copy that the model uses."""
-    m, n = w.shape
-    h = h if h.stride(1) == 1 else h.contiguous()
-    others = (half, shift, start)
-    pointers = [w if other is None else other for other in others]
-    flags = [other is not None for other in others]
-    _move[(triton.cdiv(n, 1024), m)](w, g, h, *pointers, *scalars, n, w.stride(0), h.stride(0), *flags, 1024)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ from torch import Tensor
 from ....data.samples import Samples
 from ..graphs import Graphs, compile_traced, trace
 from ..lanes import Lanes
+from .products import has_tensor_cores, use_kernels
 from .step import Stack
 
 
@@ -28,12 +29,14 @@ class Program:
 
             return of_tensors
 
-        traced = trace(part(stack.step if stack.layout is None else stack.pieces), tensors, x, y)
+        traced = trace(part(stack.pieces if lanes.direct else stack.step), tensors, x, y)
+        if has_tensor_cores(lanes.w.device):
+            use_kernels(traced, m, stack.precision)
         run = compile_traced(traced) if compiled else traced
 
         def step() -> None:
             found = run(tensors, x, y)
-            if stack.layout is not None:  # the update of large vectors has a kernel of its own
+            if lanes.direct:  # the update has a kernel of its own
                 stack.update(lanes, m, *found)
 
         self.graphs = Graphs([step], lanes.w.device)

@@ -1,5 +1,6 @@
 """Replaces PyTorch calls of a stacked model: those that `vmap` cannot stack well, and dropout by one with keyed random numbers."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,11 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...padding import Padded
-from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, dropout_call, is_packed, pair
+from ...torch_overrides import COMPOSED, DROPOUT, attention_call, conv2d_call, dropout_call, is_packed, max_pool2d_call, pair
 from . import recurrent
-from .attention import attention
+from .attention import ShortAttention, attention, is_short
 from .convolution import Conv
 from .normalization import group_norm
+from .pooling import MOST, max_pool
 
 _WORD = (1 << 32) - 1
 _STEP, _SITE, _MIX = 0x9E3779B97F4A7C15 - (1 << 64), 0x3C79AC492BA7B653, 0x1C69B3F74AC4AE35
@@ -49,6 +51,13 @@ class Stackable(Padded):
         whole = self.channels_last and output_size in (1, (1, 1), [1, 1])
         return input.mean((-2, -1), keepdim=True) if whole else NotImplemented
 
+    def _max_pool(self, func: Any, *args: Any, **kwargs: Any) -> Any:
+        x, kernel, stride, padding, dilation, ceil, indices = max_pool2d_call(*args, **kwargs)
+        kernel, simple = pair(kernel), (pair(padding), pair(dilation), ceil, indices) == ((0, 0), (1, 1), False, False)
+        apart = stride is None or stride == [] or pair(stride) == kernel
+        fits = x.ndim == 4 and math.prod(kernel) <= MOST and all(n >= k for n, k in zip(x.shape[-2:], kernel, strict=True))
+        return max_pool(x, kernel) if self.channels_last and simple and apart and fits else NotImplemented
+
     def _group_norm(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         return group_norm(*args, **kwargs) if self.channels_last else NotImplemented
 
@@ -60,6 +69,9 @@ class Stackable(Padded):
         query, key, value, mask, p, *how = attention_call(*args, **kwargs)  # how: causal, scale, grouped
         if not self.precision and p == 0.0:
             return NotImplemented
+        if p == 0.0 and is_short(query, key, value, mask):
+            causal, scale, _ = how
+            return ShortAttention.apply(query, key, value, causal, query.shape[-1] ** -0.5 if scale is None else scale)
         return attention(query, key, value, mask, lambda weights: self._dropout(False, weights, p, True), *how)  # type: ignore[arg-type]
 
     def _normalize(self, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,6 +106,8 @@ class Stackable(Padded):
 REPLACED: dict[Any, Callable[..., Any]] = {
     torch.conv2d: Stackable._convolution,
     F.adaptive_avg_pool2d: Stackable._pool,
+    F.max_pool2d: Stackable._max_pool,
+    torch.max_pool2d: Stackable._max_pool,
     F.group_norm: Stackable._group_norm,
     F.scaled_dot_product_attention: Stackable._attention,
     F.normalize: Stackable._normalize,

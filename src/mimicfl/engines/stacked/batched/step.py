@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
 from torch.nn import functional as F
 
-from ....clients.local_update import shortening
 from ....clients.losses import Loss, cross_entropy
 from ....data.augment import crop_and_flip
 from ....data.dataset import Data
@@ -20,12 +19,12 @@ from ..graphs import independent_of_values
 from ..lanes import Lanes
 from ..layout import Layout
 from ..module import call_with, stackable_copy
-from ..update import keep_buffers, update_lanes, update_pieces
+from ..update import keep_buffers, update_pieces
 from .rewrite import Stackable
 
 
 class Stack:
-    """A module and a loss, stacked over clients. With a layout, vectors are stored in its order and updated piece by piece."""
+    """A module and a loss, stacked over clients. With a layout, vectors are stored in its order; `wide`: images are channels last."""
 
     def __init__(
         self,
@@ -36,10 +35,11 @@ class Stack:
         precision: str,
         buffers: ChangingBuffers,
         layout: Layout | None = None,
+        wide: bool = False,
     ) -> None:
         self.half = precision == "bf16" and layout is not None
         self.module = stackable_copy(copy.deepcopy(model).to(torch.bfloat16) if self.half else model, device).train()
-        self.data, self.loss, self.buffers, self.layout = data, loss, buffers, layout
+        self.data, self.loss, self.buffers, self.layout, self.wide = data, loss, buffers, layout, wide
         self.precision = "tf32x3" if precision == "fp32" else "tf32"  # of our convolutions: tf32x3 is float32 in three products
         trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self.names = [name for name, _ in trained]
@@ -57,7 +57,7 @@ class Stack:
         self, params: list[Tensor], buffers: dict[str, Tensor], x: Samples, y: Samples, weights: Tensor, key: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of a batch and the buffers after it."""
-        with Stackable(key, self.precision, weights, self.layout is not None):
+        with Stackable(key, self.precision, weights, self.wide):
             output, buffers = self._outputs(params, buffers, x)
         return weighted(self.loss, output.to(self.dtype), y, weights), buffers
 
@@ -66,19 +66,13 @@ class Stack:
 
     def step(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> None:
         """Advance the first m lanes by one local step, in place."""
-        gradients, value = self._gradients(lanes, m, x, y)
-        h = torch.cat([g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], dim=1)
-        if lanes.clip is not None:
-            h = h * shortening(h.norm(dim=1), lanes.clip[:m])[:, None]
-        going = lanes.k[:m] < lanes.steps[:m]
-        update_lanes(lanes, slice(0, m), h)
-        lanes.total[:m] += torch.where(going, value, 0.0)
-        lanes.k[:m] += 1
+        self.update(lanes, m, *self.pieces(lanes, m, x, y))
 
     def pieces(self, lanes: Lanes, m: int, x: Samples, y: Samples) -> tuple[list[Tensor], Tensor]:
-        """The first half of a step with a layout: the gradients of the first m lanes in its order, and the losses."""
-        assert self.layout is not None
+        """The first half of a step: the gradients of the first m lanes in the order of their vectors, and the losses."""
         gradients, value = self._gradients(lanes, m, x, y)
+        if self.layout is None:
+            return [g.flatten(1) if g.ndim > 1 else g[:, None] for g in gradients], value
         return self.layout.pieces(gradients), value
 
     def update(self, lanes: Lanes, m: int, pieces: list[Tensor], value: Tensor) -> None:

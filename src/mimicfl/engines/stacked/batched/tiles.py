@@ -31,3 +31,15 @@ def weight_tiles(m: int, places: int, o: int, columns: int, dtype: torch.dtype) 
 def block(size: int) -> int:
     """Return the smallest power of two that holds the size, between 16 and 128."""
     return min(128, max(16, 1 << (size - 1).bit_length()))
+
+
+Tile = tuple[int, int, int, int, int]  # rows, columns, and warps over rows, over columns and over the summed entries
+FLOAT_TILES: tuple[Tile, ...] = ((32, 48, 1, 1, 4), (32, 96, 1, 2, 4), (64, 64, 4, 2, 1), (32, 96, 2, 2, 2))
+
+
+def float_tile(m: int, rows: int, columns: int, depth: int) -> Tile:
+    """Return the tile of a float32 product. Warps share a long sum; for a short one they divide the tile."""
+    small, long, wide, short = FLOAT_TILES
+    if depth < 256:
+        return wide if columns > 128 else short
+    return long if m * -(-rows // long[0]) * -(-columns // long[1]) >= PROCESSORS else small

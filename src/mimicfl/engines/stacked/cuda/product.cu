@@ -1,0 +1,163 @@
+// out[m, i, j] = sum over k of a[m, i, k] b[m, k, j] in float32, on tensor cores: every operand is the sum of two TF32 numbers, and three
+// of their four products are added. Constants are defined before this code: the sizes M, N, K; the strides A_M, A_I, A_K, B_M, B_K, B_J in
+// elements, where one of the two inner strides of an operand is 1; A_WIDE and B_WIDE, whether 16 bytes can be copied at once; the tile
+// BM x BN; and the warps of a block, WM x WN of them over the tile and WK over the products of a step. No sum depends on timing.
+
+constexpr int BK = 32, STAGES = 3, WARPS = WM * WN * WK, THREADS = 32 * WARPS;
+constexpr int TM = BM / WM / 16, TN = BN / WN / 8;  // matrix instructions of a warp
+constexpr int STEPS = (K + BK - 1) / BK, TILES = (N + BN - 1) / BN;
+constexpr bool A_LAST = A_K == 1, B_LAST = B_K == 1;  // whether an operand's products, rather than its rows, are adjacent
+
+// A tile is stored as it lies in memory, padded so that a warp's reads of a fragment meet all banks. The order of the products in an
+// instruction is free: lane t of a row takes the adjacent products 2 t and 2 t + 1.
+__host__ __device__ constexpr int pitch(bool last, int rows) { return last ? BK + 8 : rows + 4; }
+__host__ __device__ constexpr int room(bool last, int rows) { return last ? rows * pitch(last, rows) : BK * pitch(last, rows); }
+constexpr int A_ROOM = room(A_LAST, BM), STAGE = A_ROOM + room(B_LAST, BN);
+
+__device__ inline void copy(float* to, const float* from, bool here, bool wide) {
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if (wide) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(here ? 16 : 0));
+    else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(here ? 4 : 0));
+}
+__device__ inline void commit() { asm volatile("cp.async.commit_group;"); }
+__device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2)); }
+
+__host__ __device__ constexpr int power_of_two(int x) { return x <= 1 ? 1 : 2 * power_of_two((x + 1) / 2); }
+
+// Copies BK products of ROWS rows per step; what lies outside the operand becomes zero. A thread copies the same place of every APART-th
+// row (or product, if rows are adjacent), so that its addresses differ by constants.
+template <int ROWS, int LIMIT, bool LAST, bool WIDE, int OUTER>
+struct Copies {
+    static constexpr int WIDTH = WIDE ? 4 : 1, ACROSS = (LAST ? BK : ROWS) / WIDTH, DOWN = LAST ? ROWS : BK;
+    static constexpr int LANES = ACROSS < 32 ? power_of_two(ACROSS) : 32, TIMES = (ACROSS + LANES - 1) / LANES;
+    static constexpr int APART = THREADS / LANES, TURNS = (DOWN + APART - 1) / APART;
+    int row0, outer, inner;
+    const float* from;
+
+    __device__ inline Copies(const float* g, int row0) : row0(row0), outer(threadIdx.x / LANES), inner(threadIdx.x % LANES * WIDTH) {
+        from = g + (LAST ? (long long)(row0 + outer) * OUTER + inner : (long long)outer * OUTER + row0 + inner);
+    }
+
+    __device__ inline void load(float* s, int step) const {
+        const float* begin = from + (long long)step * (BK * (LAST ? 1 : OUTER));
+#pragma unroll
+        for (int n = 0; n < TURNS; ++n) {
+#pragma unroll
+            for (int c = 0; c < TIMES; ++c) {
+                const int down = outer + n * APART, along = inner + c * LANES * WIDTH;
+                if (ACROSS % LANES && along >= ACROSS * WIDTH || DOWN % APART && down >= DOWN) continue;
+                const int row = row0 + (LAST ? down : along), k = step * BK + (LAST ? along : down);
+                const bool here = (LIMIT % ROWS == 0 || row < LIMIT) && (K % BK == 0 || k < K);
+                copy(s + down * pitch(LAST, ROWS) + along, begin + (long long)n * APART * OUTER + c * LANES * WIDTH, here, WIDE);
+            }
+        }
+    }
+};
+
+// Two adjacent products of a row.
+template <int ROWS, bool LAST>
+__device__ inline float2 pair(const float* s, int row, int k) {
+    if (LAST) return *(const float2*)(s + row * pitch(LAST, ROWS) + k);
+    return make_float2(s[k * pitch(LAST, ROWS) + row], s[(k + 1) * pitch(LAST, ROWS) + row]);
+}
+
+// x = big + small: big is rounded to TF32; the matrix instruction cuts off what TF32 cannot hold of small.
+__device__ inline void split(float x, unsigned& big, unsigned& small) {
+    big = (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
+    small = __float_as_uint(x - __uint_as_float(big));
+}
+
+__device__ inline void mma(float* c, const unsigned* a, const unsigned* b) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, const float* b, float* out) {
+    extern __shared__ __align__(16) float shared[];
+    const int tiles = (M + BM - 1) / BM * TILES, client = blockIdx.x / tiles, tile = blockIdx.x % tiles;
+    const int i0 = tile / TILES * BM, j0 = tile % TILES * BN;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int wk = warp / (WM * WN), im = warp / WN % WM * (BM / WM), jn = warp % WN * (BN / WN);
+    a += (long long)client * A_M;
+    b += (long long)client * B_M;
+
+    const Copies<BM, M, A_LAST, A_WIDE, (A_LAST ? A_I : A_K)> from_a(a, i0);
+    const Copies<BN, N, B_LAST, B_WIDE, (B_LAST ? B_J : B_K)> from_b(b, j0);
+    auto fetch = [&](int step) {
+        if (step < STEPS) {
+            float* s = shared + step % STAGES * STAGE;
+            from_a.load(s, step);
+            from_b.load(s + A_ROOM, step);
+        }
+        commit();
+    };
+
+    float acc[TM][TN][4] = {};
+    for (int step = 0; step < STAGES - 1; ++step) fetch(step);
+    for (int step = 0; step < STEPS; ++step) {
+        arrived();
+        __syncthreads();
+        fetch(step + STAGES - 1);
+        const float *s = shared + step % STAGES * STAGE, *r = s + A_ROOM;
+#pragma unroll
+        for (int n = 0; n < BK / 8 / WK; ++n) {
+            const int k = 8 * (n * WK + wk) + 2 * t;
+            unsigned big_b[TN][2], small_b[TN][2];
+#pragma unroll
+            for (int y = 0; y < TN; ++y) {
+                float2 v = pair<BN, B_LAST>(r, jn + 8 * y + g, k);
+                split(v.x, big_b[y][0], small_b[y][0]);
+                split(v.y, big_b[y][1], small_b[y][1]);
+            }
+#pragma unroll
+            for (int x = 0; x < TM; ++x) {
+                unsigned big[4], small[4];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    float2 v = pair<BM, A_LAST>(s, im + 16 * x + g + 8 * h, k);
+                    split(v.x, big[h], small[h]);
+                    split(v.y, big[h + 2], small[h + 2]);
+                }
+#pragma unroll
+                for (int y = 0; y < TN; ++y) mma(acc[x][y], small, big_b[y]);
+#pragma unroll
+                for (int y = 0; y < TN; ++y) mma(acc[x][y], big, small_b[y]);
+#pragma unroll
+                for (int y = 0; y < TN; ++y) mma(acc[x][y], big, big_b[y]);
+            }
+        }
+    }
+
+    // The warps that share a tile's products add their sums one after another.
+    for (int turn = 1; turn < WK; ++turn) {
+        float* sums = shared + warp % (WM * WN) * (TM * TN * 128);
+        __syncthreads();
+        if (wk == turn) {
+#pragma unroll
+            for (int n = 0; n < TM * TN * 4; ++n) sums[n * 32 + lane] = acc[n / 4 / TN][n / 4 % TN][n % 4];
+        }
+        __syncthreads();
+        if (wk == 0) {
+#pragma unroll
+            for (int n = 0; n < TM * TN * 4; ++n) acc[n / 4 / TN][n / 4 % TN][n % 4] += sums[n * 32 + lane];
+        }
+    }
+    if (wk) return;
+    out += (long long)client * M * N;
+#pragma unroll
+    for (int x = 0; x < TM; ++x)
+#pragma unroll
+        for (int y = 0; y < TN; ++y)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                int i = i0 + im + 16 * x + g + 8 * h, j = j0 + jn + 8 * y + 2 * t;
+                if (i >= M || j >= N) continue;
+                float* to = out + (long long)i * N + j;
+                if (N % 2 == 0) *(float2*)to = make_float2(acc[x][y][2 * h], acc[x][y][2 * h + 1]);
+                else {
+                    to[0] = acc[x][y][2 * h];
+                    if (j + 1 < N) to[1] = acc[x][y][2 * h + 1];
+                }
+            }
+}
