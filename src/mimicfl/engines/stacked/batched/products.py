@@ -41,7 +41,7 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
     strides = zip(("A_M", "A_I", "A_K", "B_M", "B_K", "B_J"), (*a.stride(), *b.stride()), strict=True)
     tile = {"BM": bm, "BN": bn, "WM": wm, "WN": wn, "WK": wk}
     constants = {"M": rows, "N": columns, "K": depth, **dict(strides), "A_WIDE": _wide(a), "B_WIDE": _wide(b), **tile}
-    stage = sum(size * (DEPTH + 8) if last else DEPTH * (size + 4) for size, last in ((bm, a.stride(2) == 1), (bn, b.stride(1) == 1)))
+    stage = sum(size * (DEPTH + 4) if last else DEPTH * (size + 8) for size, last in ((bm, a.stride(2) == 1), (bn, b.stride(1) == 1)))
     blocks = m * -(-rows // bm) * -(-columns // bn)
     launch("product", "product", constants, blocks, 32 * wm * wn * wk, 4 * max(STAGES * stage, bm * bn), [a, b, out])
     return out

@@ -8,9 +8,8 @@ constexpr int TM = BM / WM / 16, TN = BN / WN / 8;  // matrix instructions of a 
 constexpr int STEPS = (K + BK - 1) / BK, TILES = (N + BN - 1) / BN;
 constexpr bool A_LAST = A_K == 1, B_LAST = B_K == 1;  // whether an operand's products, rather than its rows, are adjacent
 
-// A tile is stored as it lies in memory, padded so that a warp's reads of a fragment meet all banks. The order of the products in an
-// instruction is free: lane t of a row takes the adjacent products 2 t and 2 t + 1.
-__host__ __device__ constexpr int pitch(bool last, int rows) { return last ? BK + 8 : rows + 4; }
+// A tile is stored as it lies in memory, padded so that a warp's reads of a fragment meet all banks.
+__host__ __device__ constexpr int pitch(bool last, int rows) { return last ? BK + 4 : rows + 8; }
 __host__ __device__ constexpr int room(bool last, int rows) { return last ? rows * pitch(last, rows) : BK * pitch(last, rows); }
 constexpr int A_ROOM = room(A_LAST, BM), STAGE = A_ROOM + room(B_LAST, BN);
 
@@ -22,44 +21,22 @@ __device__ inline void copy(float* to, const float* from, bool here, bool wide) 
 __device__ inline void commit() { asm volatile("cp.async.commit_group;"); }
 __device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2)); }
 
-__host__ __device__ constexpr int power_of_two(int x) { return x <= 1 ? 1 : 2 * power_of_two((x + 1) / 2); }
-
-// Copies BK products of ROWS rows per step; what lies outside the operand becomes zero. A thread copies the same place of every APART-th
-// row (or product, if rows are adjacent), so that its addresses differ by constants.
+// Copy BK products of ROWS rows; what lies outside the operand becomes zero.
 template <int ROWS, int LIMIT, bool LAST, bool WIDE, int OUTER>
-struct Copies {
-    static constexpr int WIDTH = WIDE ? 4 : 1, ACROSS = (LAST ? BK : ROWS) / WIDTH, DOWN = LAST ? ROWS : BK;
-    static constexpr int LANES = ACROSS < 32 ? power_of_two(ACROSS) : 32, TIMES = (ACROSS + LANES - 1) / LANES;
-    static constexpr int APART = THREADS / LANES, TURNS = (DOWN + APART - 1) / APART;
-    int row0, outer, inner;
-    const float* from;
-
-    __device__ inline Copies(const float* g, int row0) : row0(row0), outer(threadIdx.x / LANES), inner(threadIdx.x % LANES * WIDTH) {
-        from = g + (LAST ? (long long)(row0 + outer) * OUTER + inner : (long long)outer * OUTER + row0 + inner);
+__device__ inline void load(float* s, const float* g, int row0, int k0) {
+    constexpr int WIDTH = WIDE ? 4 : 1, ACROSS = (LAST ? BK : ROWS) / WIDTH, COUNT = ROWS * BK / WIDTH;
+#pragma unroll 4
+    for (int c = threadIdx.x; c < COUNT; c += THREADS) {
+        int outer = c / ACROSS, inner = c % ACROSS * WIDTH;
+        int row = row0 + (LAST ? outer : inner), k = k0 + (LAST ? inner : outer);
+        bool here = row < LIMIT && k < K;
+        const float* from = g + (LAST ? (long long)row * OUTER + k : (long long)k * OUTER + row);
+        copy(s + outer * pitch(LAST, ROWS) + inner, here ? from : g, here, WIDE);
     }
-
-    __device__ inline void load(float* s, int step) const {
-        const float* begin = from + (long long)step * (BK * (LAST ? 1 : OUTER));
-#pragma unroll
-        for (int n = 0; n < TURNS; ++n) {
-#pragma unroll
-            for (int c = 0; c < TIMES; ++c) {
-                const int down = outer + n * APART, along = inner + c * LANES * WIDTH;
-                if (ACROSS % LANES && along >= ACROSS * WIDTH || DOWN % APART && down >= DOWN) continue;
-                const int row = row0 + (LAST ? down : along), k = step * BK + (LAST ? along : down);
-                const bool here = (LIMIT % ROWS == 0 || row < LIMIT) && (K % BK == 0 || k < K);
-                copy(s + down * pitch(LAST, ROWS) + along, begin + (long long)n * APART * OUTER + c * LANES * WIDTH, here, WIDE);
-            }
-        }
-    }
-};
-
-// Two adjacent products of a row.
-template <int ROWS, bool LAST>
-__device__ inline float2 pair(const float* s, int row, int k) {
-    if (LAST) return *(const float2*)(s + row * pitch(LAST, ROWS) + k);
-    return make_float2(s[k * pitch(LAST, ROWS) + row], s[(k + 1) * pitch(LAST, ROWS) + row]);
 }
+
+template <int ROWS, bool LAST>
+__device__ inline float at(const float* s, int row, int k) { return LAST ? s[row * pitch(LAST, ROWS) + k] : s[k * pitch(LAST, ROWS) + row]; }
 
 // x = big + small: big is rounded to TF32; the matrix instruction cuts off what TF32 cannot hold of small.
 __device__ inline void split(float x, unsigned& big, unsigned& small) {
@@ -82,13 +59,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, co
     a += (long long)client * A_M;
     b += (long long)client * B_M;
 
-    const Copies<BM, M, A_LAST, A_WIDE, (A_LAST ? A_I : A_K)> from_a(a, i0);
-    const Copies<BN, N, B_LAST, B_WIDE, (B_LAST ? B_J : B_K)> from_b(b, j0);
     auto fetch = [&](int step) {
         if (step < STEPS) {
             float* s = shared + step % STAGES * STAGE;
-            from_a.load(s, step);
-            from_b.load(s + A_ROOM, step);
+            load<BM, M, A_LAST, A_WIDE, (A_LAST ? A_I : A_K)>(s, a, i0, step * BK);
+            load<BN, N, B_LAST, B_WIDE, (B_LAST ? B_J : B_K)>(s + A_ROOM, b, j0, step * BK);
         }
         commit();
     };
@@ -101,24 +76,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, co
         fetch(step + STAGES - 1);
         const float *s = shared + step % STAGES * STAGE, *r = s + A_ROOM;
 #pragma unroll
-        for (int n = 0; n < BK / 8 / WK; ++n) {
-            const int k = 8 * (n * WK + wk) + 2 * t;
+        for (int k = 8 * wk; k < BK; k += 8 * WK) {
             unsigned big_b[TN][2], small_b[TN][2];
 #pragma unroll
             for (int y = 0; y < TN; ++y) {
-                float2 v = pair<BN, B_LAST>(r, jn + 8 * y + g, k);
-                split(v.x, big_b[y][0], small_b[y][0]);
-                split(v.y, big_b[y][1], small_b[y][1]);
+#pragma unroll
+                for (int h = 0; h < 2; ++h) split(at<BN, B_LAST>(r, jn + 8 * y + g, k + t + 4 * h), big_b[y][h], small_b[y][h]);
             }
 #pragma unroll
             for (int x = 0; x < TM; ++x) {
                 unsigned big[4], small[4];
 #pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    float2 v = pair<BM, A_LAST>(s, im + 16 * x + g + 8 * h, k);
-                    split(v.x, big[h], small[h]);
-                    split(v.y, big[h + 2], small[h + 2]);
-                }
+                for (int q = 0; q < 4; ++q) split(at<BM, A_LAST>(s, im + 16 * x + g + q % 2 * 8, k + t + q / 2 * 4), big[q], small[q]);
 #pragma unroll
                 for (int y = 0; y < TN; ++y) mma(acc[x][y], small, big_b[y]);
 #pragma unroll
@@ -133,15 +102,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, co
     for (int turn = 1; turn < WK; ++turn) {
         float* sums = shared + warp % (WM * WN) * (TM * TN * 128);
         __syncthreads();
-        if (wk == turn) {
-#pragma unroll
+        if (wk == turn)
             for (int n = 0; n < TM * TN * 4; ++n) sums[n * 32 + lane] = acc[n / 4 / TN][n / 4 % TN][n % 4];
-        }
         __syncthreads();
-        if (wk == 0) {
-#pragma unroll
+        if (wk == 0)
             for (int n = 0; n < TM * TN * 4; ++n) acc[n / 4 / TN][n / 4 % TN][n % 4] += sums[n * 32 + lane];
-        }
     }
     if (wk) return;
     out += (long long)client * M * N;
