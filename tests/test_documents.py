@@ -53,7 +53,7 @@ def test_examples_run(example, tmp_path):
     arguments = ["20"] if example.name == "first_run.py" else []
     for name in ("transformers", "datasets") if example.name == "huggingface.py" else ():
         pytest.importorskip(name)
-    out = run([sys.executable, str(example), *arguments], tmp_path)
+    out = run(["python", str(example), *arguments], tmp_path)
     assert "%" in out
 
 
