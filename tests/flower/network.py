@@ -73,7 +73,7 @@ class Network:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "OMP_NUM_THREADS": "1",
             "PATH": os.pathsep.join([str(fork_server.programs()), str(BIN), os.environ["PATH"]]),
             "PYTHONWARNINGS": "ignore",
