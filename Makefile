@@ -7,12 +7,13 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/mimicfl demo
 
+# worksteal: the tests of a file run in one process where possible, and share what the file builds once.
 test: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # The fast tests, for every save.
 quick: .venv/ready-dev
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 # Random tests of the whole package, for a few minutes or longer: make soak MINUTES=30
 MINUTES ?= 3

@@ -42,23 +42,29 @@ def _as_before():
 
 @pytest.fixture(autouse=True)
 def _isolated(_as_before, tmp_path_factory, monkeypatch):
-    """No test uses the user's caches; each draws the same numbers every time and unregisters its names."""
-    monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    """The user's cache is not used; code is compiled once for all tests. Each draws the same numbers and unregisters its names."""
+    monkeypatch.setenv("MIMICFL_CACHE", str(shared(tmp_path_factory) / "cache"))
     monkeypatch.setenv("MIMICFL_ENGINE", "plain")  # what "auto" means here; the native engine has tests of its own
     torch.manual_seed(0)  # the tests' own draws; the package does not use this generator
     for registry in dict.fromkeys(NAMED_BY.values()):
         monkeypatch.setattr(registry, "factories", dict(registry.factories))
 
 
+def shared(tmp_path_factory):
+    """A folder of all tests of this session, in both of xdist's processes; in it, code is compiled once."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
 def _plugins():
     return {name for name in sys.modules if name.startswith("mimicfl_plugin_")}
 
 
-def wait_until(condition, what):
+def wait_until(condition, what, every=0.05):
     """Poll until the condition holds, and return its value. The test's own timeout ends a wait in vain."""
     began = said = time.monotonic()
     while not (found := condition()):
-        time.sleep(0.05)
+        time.sleep(every)
         if time.monotonic() - said > 30:  # seen if the timeout strikes
             said = time.monotonic()
             print(f"for {said - began:.0f} s waiting for {what}", file=sys.stderr)

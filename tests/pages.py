@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests import fork_server
 from tests.conftest import ROOT
 
 PAGES = sorted(
@@ -35,9 +36,10 @@ def name_of(page):
 
 
 def run(command, folder, **extra):
-    """Run a command with default settings, including the engine, and return its output."""
+    """Run a command with default settings, including the engine, and return its output. `python` and `mimicfl` start by forking."""
     environment = {key: value for key, value in os.environ.items() if key != "MIMICFL_ENGINE"}
-    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"} | extra
+    path = [str(fork_server.programs()), str(Path(sys.executable).parent), os.environ["PATH"]]
+    environment |= {"OMP_NUM_THREADS": "1", "PATH": os.pathsep.join(path)} | extra
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, shell=isinstance(command, str))
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

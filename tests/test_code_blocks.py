@@ -9,7 +9,6 @@ import contextlib
 import io
 import re
 import shlex
-import sys
 
 import pytest
 
@@ -39,7 +38,7 @@ def test_blocks_run(page, tmp_path):
         if language in ("python", "toml") or named:
             file.write_text(text)
         if language == "python":
-            run([sys.executable, file.name], tmp_path)
+            run(["python", file.name], tmp_path)
         elif language == "bash" and text.startswith("#!"):
             run(["bash", "-e", file.name], tmp_path, **SLURM)
         elif language == "bash":

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 import mimicfl
+from mimicfl.benchmark.analysis import analyse
 from mimicfl.benchmark.recommend import shipped
 from mimicfl.benchmark.suite import PARTS
 from mimicfl.paper.records import read_all
@@ -53,7 +54,7 @@ def test_examples_run(example, tmp_path):
     arguments = ["20"] if example.name == "first_run.py" else []
     for name in ("transformers", "datasets") if example.name == "huggingface.py" else ():
         pytest.importorskip(name)
-    out = run([sys.executable, str(example), *arguments], tmp_path)
+    out = run(["python", str(example), *arguments], tmp_path)
     assert "%" in out
 
 
@@ -125,15 +126,13 @@ def test_reproduce_page_matches_the_records(tmp_path):
 
 
 @pytest.mark.slow
-def test_benchmark_page_matches_the_records(tmp_path):
-    """`mimicfl benchmark page` generates docs/benchmark.md exactly."""
+def test_benchmark_page_and_shipped_findings_match_the_records(tmp_path, monkeypatch):
+    """`mimicfl benchmark page` generates docs/benchmark.md exactly, and the findings come from the same analysis."""
+    tables = {part.name: analyse(part, ROOT / "records" / "benchmark") for part in PARTS.values()}
+    monkeypatch.setattr("mimicfl.report.benchmark.analyse", lambda part, _: tables[part.name])
     write_benchmark_report(ROOT / "records" / "benchmark", tmp_path / "p.html", tmp_path / "benchmark.md", tmp_path / "pictures")
     assert (tmp_path / "benchmark.md").read_text() == (ROOT / "docs" / "benchmark.md").read_text()
     assert {p.name for p in (tmp_path / "pictures").iterdir()} == {p.name for p in (ROOT / "docs" / "pictures").glob("benchmark-*.png")}
-
-
-@pytest.mark.slow
-def test_shipped_findings_match_the_records():
     for part in PARTS.values():
         assert shipped(part) == findings(part, ROOT / "records" / "benchmark")
 

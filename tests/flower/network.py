@@ -1,4 +1,8 @@
-"""A real federation on loopback: SuperLink and SuperNodes as separate processes, all of which are stopped at the end."""
+"""A real federation on loopback: SuperLink and SuperNodes as separate processes, all of which are stopped at the end.
+
+The processes of the apps, of which there is one per message, fork from one that has imported PyTorch; with `cold=True` they start as
+Flower's programs do.
+"""
 
 import contextlib
 import json
@@ -11,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from tests import fork_server
 from tests.conftest import wait_until
 
 BIN = Path(sys.executable).parent
@@ -68,9 +73,9 @@ class Network:
             "FLWR_HOME": str(home),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             "OMP_NUM_THREADS": "1",
-            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([str(fork_server.programs()), str(BIN), os.environ["PATH"]]),
             "PYTHONWARNINGS": "ignore",
             "NO_COLOR": "1",
         }
@@ -82,11 +87,13 @@ class Network:
         for process in reversed(self.processes):
             self.kill(process)
 
-    def start(self, name, *command):
+    def start(self, name, *command, cold=False):
         """Start a process; its output goes to NAME.log."""
         mark = secrets.token_hex(8)
         with (self.folder / f"{name}.log").open("ab") as log:
             environment = self.environment | {MARK: mark}
+            if cold:
+                environment["PATH"] = environment["PATH"].partition(os.pathsep)[2]
             ports = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
             process = subprocess.Popen(list(map(str, command)), **ports, env=environment, cwd=self.folder, start_new_session=True)
         process.mark = mark
@@ -106,14 +113,14 @@ class Network:
             process.terminate()
         process.wait()
 
-    def superlink(self, *more):
+    def superlink(self, *more, cold=False):
         security = (
             ["--ssl-certfile", self.tls / "server.crt", "--ssl-keyfile", self.tls / "server.key", "--ssl-ca-certfile", self.tls / "ca.crt"]
             if self.tls
             else ["--insecure"]
         )
         where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
-        self.start("superlink", BIN / "flower-superlink", *security, *where, *more)
+        self.start("superlink", BIN / "flower-superlink", *security, *where, *more, cold=cold)
         link = self.running["superlink"]
         wait_until(lambda: link.poll() is not None or self._accepts(), "the SuperLink's port")
         assert link.poll() is None, self.logs()
@@ -144,16 +151,17 @@ class Network:
         wait_until(lambda: proxy.poll() is not None or self._accepts(self.node_port), "the proxy's port")
         assert proxy.poll() is None, self.logs()
 
-    def supernode(self, number, of, *more, **config):
+    def supernode(self, number, of, *more, cold=False, **config):
         security = ["--root-certificates", self.tls / "ca.crt"] if self.tls else ["--insecure"]
         node_config = {"partition-id": number, "num-partitions": of} | config
         text = " ".join(f'{key}="{value}"' if isinstance(value, (str, Path)) else f"{key}={value}" for key, value in node_config.items())
         where = ["--superlink", f"127.0.0.1:{self.node_port}", "--host", "127.0.0.1", "--port", free_port()]
-        return self.start(f"node{number}", BIN / "flower-supernode", *security, *where, "--node-config", text, *more)
+        command = [BIN / "flower-supernode", *security, *where, "--node-config", text, *more]
+        return self.start(f"node{number}", *command, cold=cold)
 
     def flwr(self, *arguments):
         """Run a flwr command; returns its exit code and output."""
-        command = [str(BIN / "flwr"), *map(str, arguments)]
+        command = [str(fork_server.programs() / "flwr"), *map(str, arguments)]
         done = subprocess.run(command, env=self.environment, cwd=self.folder, capture_output=True, text=True)
         return done.returncode, done.stdout + done.stderr
 
@@ -174,8 +182,9 @@ class Network:
         return self.flwr("log", run["run-id"], "loop", "--show")[1]
 
     def server_apps(self):
-        """Process ids of the ServerApps started by the SuperLink."""
-        return [pid for pid in members(self.running["superlink"].mark) if "flwr-serverapp" in command_of(pid)]
+        """Process ids of the ServerApps started by the SuperLink, which is not `cold`."""
+        mark = self.running["superlink"].mark
+        return [pid for pid, (words, given) in fork_server.running().items() if words[0] == "flwr-serverapp" and given.get(MARK) == mark]
 
     def logs(self):
         return "\n".join(f"--- {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in sorted(self.folder.glob("*.log")))
@@ -183,7 +192,7 @@ class Network:
 
 def members(mark):
     """Process ids of all live processes with this mark."""
-    found = []
+    found = [pid for pid, (_, given) in fork_server.running().items() if given.get(MARK) == mark]
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
@@ -191,9 +200,3 @@ def members(mark):
                 if alive and f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
                     found.append(int(entry.name))
     return found
-
-
-def command_of(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""

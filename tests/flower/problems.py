@@ -1,5 +1,6 @@
 """A small deterministic federation, and the simulator's result for the same problem."""
 
+import functools
 import logging
 
 import numpy as np
@@ -14,9 +15,14 @@ LOCAL = mf.LocalSGD(epochs=2, batch_size=4, lr="geometric:0.05,0.8")
 logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
-def problem(dtype=torch.float32):
+@functools.cache
+def data_and_split():
     data = mf.datasets.load("synthetic", num_clients=N, dim=6, samples=11, heterogeneity=2.0, seed=3)
-    split = mf.partition.by_ids(data.ids)
+    return data, mf.partition.by_ids(data.ids)
+
+
+def problem(dtype=torch.float32):
+    data, split = data_and_split()
     model = mf.models.MLP(6, 4, 1)
     with torch.no_grad():
         for k, p in enumerate(model.parameters()):

@@ -16,13 +16,15 @@ from mimicfl.errors import UsageError
 from mimicfl.flower.app import make_strategy
 from mimicfl.flower.new_app import new_app
 from mimicfl.metrics.store import RunFolder
+from tests import fork_server
 from tests.conftest import BUILT_IN
 from tests.flower.problems import N, app, flat, problem, simulated
 
 
 def run(*command, folder):
+    python = sys.executable if command[0] == "-c" else fork_server.programs() / "python"  # what is imported matters only to -c
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": str(folder), "PYTHONWARNINGS": "ignore"}
-    return subprocess.run([sys.executable, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
+    return subprocess.run([python, *map(str, command)], cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.mark.slow

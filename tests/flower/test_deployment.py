@@ -52,7 +52,7 @@ def test_killed_nodes_and_killed_server_app_recover(network, tmp_path):
     (gate / "hold-2").write_text("2")
     hold_in(app / "digits_app" / "task.py", "data", gate, folder)
     network.superlink()
-    nodes = [network.supernode(k, N) for k in range(N)]
+    nodes = [network.supernode(k, N, cold=k == 0) for k in range(N)]
     settings = {"num-rounds": ROUNDS, "folder": str(folder), "timeout": 36000.0}
     try:
         network.run_app(app, **settings)
@@ -116,7 +116,7 @@ def test_secure_aggregation_with_authenticated_nodes_refuses_unregistered_nodes(
     app, folder = new_app(tmp_path / "digits-app"), tmp_path / "run"
     keys = make_keys(tmp_path / "keys", ["client-0", "client-1", "client-2", "unregistered"])
     with Network(tmp_path / "net", tls=keys) as network:
-        network.superlink("--enable-supernode-auth")
+        network.superlink("--enable-supernode-auth", cold=True)
         if NGINX:
             network.proxy(NGINX, CONFIG)
             assert [status(network, path) for path in ("v1/control/list-runs", "", "v1/fleet/../control/list-runs")] == [403] * 3

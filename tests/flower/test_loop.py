@@ -12,8 +12,7 @@ import mimicfl.flower as mff
 from mimicfl.errors import UsageError
 from mimicfl.flower.clock import Clock, SimulatedClock, clock_of
 from mimicfl.flower.in_process import Delayed
-from mimicfl.flower.messages import SentMessage
-from mimicfl.flower.rounds import RoundRequest
+from mimicfl.flower.messages import RoundRequest, SentMessage
 from tests.flower.problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, simulated
 
 BASE = {"fraction_evaluate": 0.0, "lr": LOCAL.lr, "wait_for": N}

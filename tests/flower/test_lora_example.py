@@ -72,7 +72,7 @@ def test_a_killed_supernode_rejoins_with_its_correction(network, tmp_path, monke
         network.kill(nodes[1])
         (gate / "hold-1").unlink()
         network.supernode(1, N)
-        wait_until(lambda: "client 1 reconnected" in network.run_log(), "the new node to be known")
+        wait_until(lambda: "client 1 reconnected" in network.run_log(), "the new node to be known", every=1.0)
         (gate / "hold-2").unlink()
         wait_until(lambda: (folder / "final.safetensors").exists(), "the run to finish")
     except BaseException:  # including the timeout of the test

@@ -114,17 +114,19 @@ def test_one_changed_line_on_real_processes(network, tmp_path):
     network.superlink()
     nodes = [network.supernode(k, N) for k in range(N)]
     try:
-        wait_until(lambda: network.flwr("supernode", "list", "loop", "--format", "json")[1].count('"online"') == N, "all nodes")
+        wait_until(lambda: network.flwr("supernode", "list", "loop", "--format", "json")[1].count('"online"') == N, "all nodes", every=1.0)
         network.run_app(app, **{"num-server-rounds": 3, "fraction-evaluate": 0.0, "final-model": str(tmp_path / "final.pt")})
         wait_until(lambda: (gate / "holding-1").exists(), "client 1 to be training in round 1")
         network.kill(nodes[1])
         (gate / "hold-1").unlink()
         network.supernode(1, N)
-        wait_until(lambda: network.run_log().count("does not report a client id") == N + 1, "the new node to be known")
+        wait_until(lambda: network.run_log().count("does not report a client id") == N + 1, "the new node to be known", every=1.0)
         (gate / "hold-2").unlink()
         wait_until(lambda: (tmp_path / "final.pt").exists(), "the run to finish")
         # Flower uploads what a ServerApp logs a little later.
-        wait_until(lambda: network.run_log().count("its correction passes to") == 1, "the line about the correction in `flwr log`")
+        wait_until(
+            lambda: network.run_log().count("its correction passes to") == 1, "the line about the correction in `flwr log`", every=1.0
+        )
     except BaseException:  # including the timeout of the test
         print(network.logs())
         raise

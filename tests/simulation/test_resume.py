@@ -108,6 +108,7 @@ FORKING = """
 import os, pathlib, sys, time
 import mimicfl as mf
 
+mf.run  # imports PyTorch, so that the forks need not
 folder, allowed = map(pathlib.Path, sys.argv[1:])
 
 def pace(e, row, total):

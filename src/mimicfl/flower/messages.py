@@ -6,11 +6,12 @@ node under its own id. A node with a message in flight is busy and gets no secon
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
+from torch import Tensor
 
 from .clock import clock_of
 from .pull import UNREADABLE, Inbox
@@ -42,6 +43,19 @@ class SentMessage:
     kind: str  # train, hello, evaluate, secure
     t: int = 0
     details: Any = None  # kind "train": the `RoundRequest`; kind "secure": the stage of the protocol
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """The model and rate that a round sent out. A late reply is compared with these, not with the current model."""
+
+    t: int
+    w: Tensor  # [d] the global model as it was sent
+    eta_L: float
+    starts: dict[str, Tensor] = field(default_factory=dict)  # [d] per client that was sent another model to start from
+    places: dict[str, Tensor] = field(default_factory=dict)  # [d] per client, where to write its update
+    ticket: str = ""  # identifies the request where clients keep a residual
+    per_client: bool = False  # whether the requests hold state of single clients, such as SCAFFOLD's shift
 
 
 class Messages:

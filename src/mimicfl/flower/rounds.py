@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,7 @@ from ..errors import UsageError
 from .compression import Compression
 from .interface import Strategy
 from .loop import Loop
-from .messages import Recent, SentMessage, reason
+from .messages import Recent, RoundRequest, SentMessage, reason
 from .names import natural_key
 from .progress import Progress
 from .replies import Update, printable, read_update, same_metrics
@@ -31,19 +30,6 @@ from .selection import sample, select_clients
 from .wire import Layout, Refused, records_of
 
 log = logging.getLogger("flwr")
-
-
-@dataclass(frozen=True)
-class RoundRequest:
-    """The model and rate that a round sent out. A late reply is compared with these, not with the current model."""
-
-    t: int
-    w: Tensor  # [d] the global model as it was sent
-    eta_L: float
-    starts: dict[str, Tensor] = field(default_factory=dict)  # [d] per client that was sent another model to start from
-    places: dict[str, Tensor] = field(default_factory=dict)  # [d] per client, where to write its update
-    ticket: str = ""  # identifies the request where clients keep a residual
-    per_client: bool = False  # whether the requests hold state of single clients, such as SCAFFOLD's shift
 
 
 class RoundSteps(FlowerFedAvg):

@@ -1,9 +1,8 @@
-"""These tests share one compile cache, so that each small network is compiled only once."""
+"""These tests use the native engine where it can be used."""
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def _shared_cache(tmp_path_factory, monkeypatch):
-    monkeypatch.setenv("MIMICFL_CACHE", str(tmp_path_factory.getbasetemp() / "native-cache"))
+def _native(_isolated, monkeypatch):
     monkeypatch.delenv("MIMICFL_ENGINE")
