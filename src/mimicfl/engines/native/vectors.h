@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <thread>
 #include <vector>
 
@@ -85,6 +86,7 @@ static void* room(size_t bytes) {
 }
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int64_t least64(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 // Block size for n items, at most `limit`: a divisor of n if a fairly large one exists.
 constexpr int block(int n, int limit) {
@@ -92,3 +94,10 @@ constexpr int block(int n, int limit) {
   for (int b = limit; 2 * b > limit; b--) if (n % b == 0) return b;
   return limit;
 }
+constexpr size_t largest(std::initializer_list<size_t> sizes) {
+  size_t m = 0;
+  for (size_t s : sizes) m = s > m ? s : m;
+  return m;
+}
+// Vectors that n numbers take.
+constexpr int vectors(int n) { return (n + LANES - 1) / LANES; }

@@ -1,0 +1,173 @@
+// ---- fully connected layers, samples and losses on rows [n][features] -----------------------------------------------
+
+// y = x w' + bias. The inputs are in the lanes, so that weights are read in PyTorch's order.
+template <int I, int O>
+static void rows_linear(const float* x, const float* w, const float* bias, float* y, int n) {
+  in_blocks<4>(O, [&](int o, auto outputs) {
+    in_blocks<ROOM / 4>(n, [&](int s, auto samples) {
+      constexpr int B = decltype(outputs)::value, S = decltype(samples)::value;
+      v acc[B][S];
+      UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < S; j++) acc[i][j] = v{}; }
+      int k = 0;
+      for (; k + LANES <= I; k += LANES) {
+        v a[S];
+        UNROLL for (int j = 0; j < S; j++) a[j] = load(x + (size_t)(s + j) * I + k);
+        UNROLL for (int i = 0; i < B; i++) {
+          const v b = load(w + (size_t)(o + i) * I + k);
+          UNROLL for (int j = 0; j < S; j++) acc[i][j] += b * a[j];
+        }
+      }
+      for (int i = 0; i < B; i++)
+        for (int j = 0; j < S; j++) {
+          float rest = bias ? bias[o + i] : 0.f;
+          for (int q = k; q < I; q++) rest += w[(size_t)(o + i) * I + q] * x[(size_t)(s + j) * I + q];
+          y[(s + j) * O + o + i] = sum_lanes(acc[i][j]) + rest;
+        }
+    });
+  });
+}
+
+// The backward pass for KV vectors of inputs, from k: dx = dy w, if wanted, then the weights' gradient dy' x, which is stored or, with a
+// `step`, applied at once, while the weights are in the cache.
+template <int KV, int I, int O>
+static inline void rows_linear_columns(const float* x, const float* w, const float* dy, float* dx, float* grad, int n, bool first,
+                                       const Step* step, int at, int k) {
+  if (dx)
+    in_blocks<ROOM / KV>(n, [&](int s, auto samples) {
+      constexpr int S = decltype(samples)::value;
+      v acc[S][KV];
+      UNROLL for (int i = 0; i < S; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
+      for (int o = 0; o < O; o++) {
+        v b[KV];
+        UNROLL for (int j = 0; j < KV; j++) b[j] = load(w + (size_t)o * I + k + j * LANES);
+        if (s == 0) { UNROLL for (int j = 0; j < KV; j++) __builtin_prefetch(w + (size_t)o * I + k + (KV + j) * LANES, 0, 2); }
+        UNROLL for (int i = 0; i < S; i++) {
+          const v a = splat(dy[(s + i) * O + o]);
+          UNROLL for (int j = 0; j < KV; j++) acc[i][j] += a * b[j];
+        }
+      }
+      UNROLL for (int i = 0; i < S; i++) { UNROLL for (int j = 0; j < KV; j++) store(dx + (size_t)(s + i) * I + k + j * LANES, acc[i][j]); }
+    });
+  in_blocks<ROOM / KV>(O, [&](int o, auto outputs) {
+    constexpr int B = decltype(outputs)::value;
+    v acc[B][KV];
+    UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
+    for (int s = 0; s < n; s++) {
+      v b[KV];
+      UNROLL for (int j = 0; j < KV; j++) b[j] = load(x + (size_t)s * I + k + j * LANES);
+      UNROLL for (int i = 0; i < B; i++) {
+        const v a = splat(dy[s * O + o + i]);
+        UNROLL for (int j = 0; j < KV; j++) acc[i][j] += a * b[j];
+      }
+    }
+    UNROLL for (int i = 0; i < B; i++) {
+      UNROLL for (int j = 0; j < KV; j++) {
+        const size_t to = (size_t)(o + i) * I + k + j * LANES;
+        if (step) {
+          __builtin_prefetch(step->g + at + to + KV * LANES, 1, 2);
+          step->apply(at + to, acc[i][j]);
+        } else {
+          store(grad + to, first ? acc[i][j] : load(grad + to) + acc[i][j]);
+        }
+      }
+    }
+  });
+}
+// `at`: where the weights begin among the parameters.
+template <int I, int O>
+static void rows_linear_back(const float* x, const float* w, const float* dy, float* dx, float* grad, float* grad_bias, int n, bool first,
+                             const Step* step, int at) {
+  int k = 0;
+  for (; k + 4 * LANES <= I; k += 4 * LANES) rows_linear_columns<4, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
+  for (; k + LANES <= I; k += LANES) rows_linear_columns<1, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
+  for (; k < I; k++) {
+    for (int s = 0; dx && s < n; s++) {
+      float sum = 0.f;
+      for (int o = 0; o < O; o++) sum += dy[s * O + o] * w[(size_t)o * I + k];
+      dx[(size_t)s * I + k] = sum;
+    }
+    for (int o = 0; o < O; o++) {
+      float sum = 0.f;
+      for (int s = 0; s < n; s++) sum += dy[s * O + o] * x[(size_t)s * I + k];
+      if (step) step->apply_one(at + o * I + k, sum);
+      else grad[(size_t)o * I + k] = first ? sum : grad[(size_t)o * I + k] + sum;
+    }
+  }
+  for (int o = 0; grad_bias && o < O; o++) {
+    float sum = first ? 0.f : grad_bias[o];
+    for (int s = 0; s < n; s++) sum += dy[s * O + o];
+    grad_bias[o] = sum;
+  }
+}
+
+// Samples [C][HW] as [HW][C]; uint8 samples are converted with a table of 256 input values per channel.
+template <int C, int HW, typename T>
+static void rows_gather(const T* pool, const float* table, const int64_t* rows, int count, float* x) {
+  for (int s = 0; s < count; s++)
+    for (int c = 0; c < C; c++) {
+      const T* from = pool + ((size_t)rows[s] * C + c) * HW;
+      float* to = x + (size_t)s * C * HW + c;
+      for (int p = 0; p < HW; p++) {
+        if constexpr (sizeof(T) == 1) to[p * C] = table[c * 256 + from[p]];
+        else to[p * C] = from[p];
+      }
+    }
+}
+// [n][R][C] to [n][C][R]; C is a multiple of LANES.
+template <int R, int C>
+static void transpose(const float* in, float* out, int n) {
+  for (; n-- > 0; in += R * C, out += R * C)
+    for (int c = 0; c < C; c += LANES) {
+      int r = 0;
+      for (; r + LANES <= R; r += LANES) {
+        v t[LANES];
+        UNROLL for (int i = 0; i < LANES; i++) t[i] = load(in + (r + i) * C + c);
+        turn(t);
+        UNROLL for (int i = 0; i < LANES; i++) store(out + (c + i) * R + r, t[i]);
+      }
+      for (; r < R; r++)
+        for (int i = 0; i < LANES; i++) out[(c + i) * R + r] = in[r * C + c + i];
+    }
+}
+// [n][C][R] to [n][R][C].
+template <int R, int C>
+static void transpose_back(const float* in, float* out, int n) {
+  for (; n-- > 0; in += R * C, out += R * C)
+    for (int c = 0; c < C; c += LANES) {
+      int r = 0;
+      for (; r + LANES <= R; r += LANES) {
+        v t[LANES];
+        UNROLL for (int i = 0; i < LANES; i++) t[i] = load(in + (c + i) * R + r);
+        turn(t);
+        UNROLL for (int i = 0; i < LANES; i++) store(out + (r + i) * C + c, t[i]);
+      }
+      for (; r < R; r++)
+        for (int i = 0; i < LANES; i++) out[r * C + c + i] = in[(c + i) * R + r];
+    }
+}
+
+template <int C>
+static double rows_cross_entropy(const float* z, const int64_t* target, const int64_t* rows, int count, int batch, float* d) {
+  double total = 0;
+  for (int s = 0; s < count; s++, z += C, d += C) {
+    float m = z[0], sum = 0.f;
+    for (int j = 1; j < C; j++) m = z[j] > m ? z[j] : m;
+    for (int j = 0; j < C; j++) sum += d[j] = expf(z[j] - m);
+    const int64_t y = target[rows[s]];
+    for (int j = 0; j < C; j++) d[j] = (d[j] / sum - (j == y)) / batch;
+    total += (double)(logf(sum) + m - z[y]) / batch;
+  }
+  return total;
+}
+// Half the mean squared error.
+template <int C>
+static double rows_squared_error(const float* z, const float* target, const int64_t* rows, int count, int batch, float* d) {
+  double total = 0;
+  for (int s = 0; s < count; s++)
+    for (int j = 0; j < C; j++) {
+      const float e = z[s * C + j] - target[rows[s] * C + j];
+      d[s * C + j] = e / (batch * C);
+      total += 0.5 * (double)e * e / (batch * C);
+    }
+  return total;
+}
