@@ -27,59 +27,56 @@ static void rows_linear(const float* x, const float* w, const float* bias, float
   });
 }
 
-// The backward pass for KV vectors of inputs, from k: dx = dy w, if wanted, then the weights' gradient dy' x, which is stored or, with a
-// `step`, applied at once, while the weights are in the cache.
-template <int KV, int I, int O>
+// The backward pass for COLUMNS inputs from k, a few outputs at a time: dx = dy w, if wanted, then the weights' gradient dy' x, which is
+// stored or, with a `step`, applied at once, while these weights are in the first-level cache. `at`: where the weights begin.
+template <int COLUMNS, int I, int O>
 static inline void rows_linear_columns(const float* x, const float* w, const float* dy, float* dx, float* grad, int n, bool first,
                                        const Step* step, int at, int k) {
-  if (dx)
-    in_blocks<ROOM / KV>(n, [&](int s, auto samples) {
-      constexpr int S = decltype(samples)::value;
-      v acc[S][KV];
-      UNROLL for (int i = 0; i < S; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
-      for (int o = 0; o < O; o++) {
+  constexpr int KV = COLUMNS % (4 * LANES) == 0 ? 4 : 1, KX = KV == 4 ? 2 : 1;
+  in_blocks<ROOM / 4>(O, [&](int o, auto outputs) {
+    constexpr int B = decltype(outputs)::value;
+    for (int q = k; dx && q < k + COLUMNS; q += KX * LANES) {
+      v b[B][KX];
+      UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KX; j++) b[i][j] = load(w + (size_t)(o + i) * I + q + j * LANES); }
+      for (int s = 0; s < n; s++) {
+        float* to = dx + (size_t)s * I + q;
+        v acc[KX];
+        UNROLL for (int j = 0; j < KX; j++) acc[j] = o ? load(to + j * LANES) : v{};
+        UNROLL for (int i = 0; i < B; i++) {
+          const v a = splat(dy[s * O + o + i]);
+          UNROLL for (int j = 0; j < KX; j++) acc[j] += a * b[i][j];
+        }
+        UNROLL for (int j = 0; j < KX; j++) store(to + j * LANES, acc[j]);
+      }
+    }
+    for (int q = k; q < k + COLUMNS; q += KV * LANES) {
+      v acc[B][KV];
+      UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
+      for (int s = 0; s < n; s++) {
         v b[KV];
-        UNROLL for (int j = 0; j < KV; j++) b[j] = load(w + (size_t)o * I + k + j * LANES);
-        if (s == 0) { UNROLL for (int j = 0; j < KV; j++) __builtin_prefetch(w + (size_t)o * I + k + (KV + j) * LANES, 0, 2); }
-        UNROLL for (int i = 0; i < S; i++) {
-          const v a = splat(dy[(s + i) * O + o]);
+        UNROLL for (int j = 0; j < KV; j++) b[j] = load(x + (size_t)s * I + q + j * LANES);
+        UNROLL for (int i = 0; i < B; i++) {
+          const v a = splat(dy[s * O + o + i]);
           UNROLL for (int j = 0; j < KV; j++) acc[i][j] += a * b[j];
         }
       }
-      UNROLL for (int i = 0; i < S; i++) { UNROLL for (int j = 0; j < KV; j++) store(dx + (size_t)(s + i) * I + k + j * LANES, acc[i][j]); }
-    });
-  in_blocks<ROOM / KV>(O, [&](int o, auto outputs) {
-    constexpr int B = decltype(outputs)::value;
-    v acc[B][KV];
-    UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
-    for (int s = 0; s < n; s++) {
-      v b[KV];
-      UNROLL for (int j = 0; j < KV; j++) b[j] = load(x + (size_t)s * I + k + j * LANES);
       UNROLL for (int i = 0; i < B; i++) {
-        const v a = splat(dy[s * O + o + i]);
-        UNROLL for (int j = 0; j < KV; j++) acc[i][j] += a * b[j];
-      }
-    }
-    UNROLL for (int i = 0; i < B; i++) {
-      UNROLL for (int j = 0; j < KV; j++) {
-        const size_t to = (size_t)(o + i) * I + k + j * LANES;
-        if (step) {
-          __builtin_prefetch(step->g + at + to + KV * LANES, 1, 2);
-          step->apply(at + to, acc[i][j]);
-        } else {
-          store(grad + to, first ? acc[i][j] : load(grad + to) + acc[i][j]);
+        UNROLL for (int j = 0; j < KV; j++) {
+          const size_t to = (size_t)(o + i) * I + q + j * LANES;
+          if (step) step->apply(at + to, acc[i][j]);
+          else store(grad + to, first ? acc[i][j] : load(grad + to) + acc[i][j]);
         }
       }
     }
   });
 }
-// `at`: where the weights begin among the parameters.
 template <int I, int O>
 static void rows_linear_back(const float* x, const float* w, const float* dy, float* dx, float* grad, float* grad_bias, int n, bool first,
                              const Step* step, int at) {
+  constexpr int WIDE = 16 * LANES;
   int k = 0;
-  for (; k + 4 * LANES <= I; k += 4 * LANES) rows_linear_columns<4, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
-  for (; k + LANES <= I; k += LANES) rows_linear_columns<1, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
+  for (; k + WIDE <= I; k += WIDE) rows_linear_columns<WIDE, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
+  for (; k + LANES <= I; k += LANES) rows_linear_columns<LANES, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
   for (; k < I; k++) {
     for (int s = 0; dx && s < n; s++) {
       float sum = 0.f;
