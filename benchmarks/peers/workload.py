@@ -255,8 +255,12 @@ GPU: dict[str, tuple[Workload, tuple[str, ...]]] = {
 
 
 def arguments() -> tuple[Workload, int]:
-    """Return the workload named on the command line, and the number of rounds."""
-    return SUITE[sys.argv[1]], int(sys.argv[2])
+    """Return the workload named on the command line, and the number of rounds; processor time needs few clients and steps."""
+    work = SUITE[sys.argv[1]]
+    if PROCESSOR_TIME:
+        cohort = min(work.cohort, 4)
+        work = replace(work, clients=cohort, cohort=cohort, samples=min(work.samples, 20 * work.batch), epochs=1)
+    return work, int(sys.argv[2])
 
 
 def processor_time() -> float:
