@@ -69,8 +69,8 @@ static int on_threads(int threads, int jobs, F work) {
     auto* w = (float*)room(sizeof(float) * 3 * (Net::D + LANES));
     if (!s || !w) failed = 1;
     else for (int j; (j = next++) < jobs;) work(j, *s, w, w + Net::D + LANES, w + 2 * (Net::D + LANES));
-    free(s);
-    free(w);
+    release(s);
+    release(w);
   };
   std::vector<std::thread> others;
   try {

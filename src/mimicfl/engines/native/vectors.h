@@ -78,11 +78,16 @@ static inline void turn(v* r) {
 }
 #endif
 
-// Allocates zeroed memory; returns null on failure.
+// Allocates zeroed memory for `release`; returns null on failure. calloc: pages that are never used cost nothing.
 static void* room(size_t bytes) {
-  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
+  void* whole = calloc(1, bytes + 128);
+  if (!whole) return nullptr;
+  void** p = (void**)(((uintptr_t)whole + 127) / 64 * 64);
+  p[-1] = whole;
   return p;
+}
+static void release(void* p) {
+  if (p) free(((void**)p)[-1]);
 }
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
