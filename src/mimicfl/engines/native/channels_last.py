@@ -1,8 +1,10 @@
 """Buffers and kernel calls of a network whose channels are in the vector lanes (winograd.h, channels_last.h, rows.h).
 
-The layout for networks of wide convolutions: a batch that does not fill the lanes wastes nothing, and 3x3 convolutions need a quarter of the
-multiplications.
+The layout for networks of wide convolutions: a batch that does not fill the lanes wastes nothing, and 3x3 convolutions need a quarter of
+the multiplications.
 """
+
+from typing import ClassVar
 
 from .text import at, size, words
 from .trace import Layer
@@ -35,10 +37,10 @@ class ChannelsLastNet:
     """Layer k writes `outputs[k]`; the gradient of its output is in `gradients[k]`. ReLU works in place in both passes."""
 
     group = str(GROUP)
-    losses = {"cross-entropy": "rows_cross_entropy", "mse": "rows_squared_error"}
+    losses: ClassVar = {"cross-entropy": "rows_cross_entropy", "mse": "rows_squared_error"}
 
-    def __init__(self, layers: list[Layer], dimension: int) -> None:
-        self.layers, self.dimension = layers, dimension
+    def __init__(self, layers: list[Layer]) -> None:
+        self.layers = layers
         self.vectors: dict[str, int] = {}
         self.floats: dict[str, int] = {}
         self.declarations: list[str] = []  # buffers whose sizes depend on the kernels
@@ -47,7 +49,6 @@ class ChannelsLastNet:
         self.prepare: list[str] = ["(void)s, (void)w;"]
         self.forward: list[str] = ["(void)w, (void)training, (void)key, (void)position;"]
         self.backward: list[str] = []
-        self.applied: list[tuple[int, int]] = []  # ranges of parameters that the backward pass updates
         self.image: tuple[int, int, int] | None = layers[0].shape
         self._buffer("input", size(layers[0].shape))
         self.workspaces: list[str] = []
@@ -63,18 +64,13 @@ class ChannelsLastNet:
             getattr(self, f"_{layer.kind}")(k, layer)
             if layer.kind not in ("relu", "tanh", "dropout"):
                 self.image = layer.out if layer.kind != "linear" else None
-        self.backward.append("(void)w, (void)step;")
+        self.backward.append("(void)w;")
         if self.workspaces:
             self.declarations.append(f"alignas(64) float work[largest({{{words(*self.workspaces)}}})];")
 
     def members(self, loss: str) -> list[str]:
         """Return the functions that depend on the layout."""
-        first, begin = self.layers[0].shape, 0
-        rest = []
-        for start, end in [*sorted(self.applied), (self.dimension, self.dimension)]:
-            if start > begin:
-                rest.append(f"step.range({begin}, {start}, grad);")
-            begin = end
+        first = self.layers[0].shape
         return [
             "static void gather(Work& s, const Sample* pool, const float* table, const int64_t* rows, int count) {",
             f"  rows_gather<{first[0]}, {first[1] * first[2]}>(pool, table, rows, count, s.input);",
@@ -83,7 +79,6 @@ class ChannelsLastNet:
             f"  return {self.losses[loss]}<OUTPUTS>(s.{self.outputs[-1]}, target, rows, count, batch, s.{self.gradients[-1]});",
             "}",
             f"static float output(const Work& s, int i, int j) {{ return s.{self.outputs[-1]}[i * OUTPUTS + j]; }}",
-            f"static void rest(const Step& step, const float* grad) {{ (void)grad; {' '.join(rest)} }}",
         ]
 
     def _buffer(self, name: str, per_sample: int) -> None:
@@ -141,9 +136,9 @@ class ChannelsLastNet:
         kind, weight = f"<{i}, {o}>", f"w + {layer.weight}"
         self.forward.append(f"rows_linear{kind}(s.{x}, {weight}, {at('w', layer.bias)}, s.a{k}, count);")
         grads = f"grad + {layer.weight}, {at('grad', layer.bias)}"
-        call = f"rows_linear_back{kind}(s.{x}, {weight}, s.d{k}, {below}, {grads}, count, first, step, {layer.weight});"
+        call = f"rows_linear_back{kind}(s.{x}, {weight}, s.d{k}, {below}, {grads}, count, first, s.work);"
         self.backward.append(call + turned)
-        self.applied.append((layer.weight, layer.weight + i * o))
+        self.workspaces.append("rows_linear_room(GROUP)")
 
     def _conv(self, k: int, layer: Layer) -> None:
         if is_winograd(layer):
@@ -184,7 +179,9 @@ class ChannelsLastNet:
         self.workspaces.append(f"{kind}::PACKED")
         self.prepare.append(f"{kind}::pack({weight}, s.k{k});")
         self.forward.append(f"{kind}::forward(s.{source}, s.k{k}, {at('w', layer.bias)}, s.a{k}, count);")
-        text = f"{kind}::weights(s.{source}, s.d{k}, s.work, count); {kind}::unpack(s.work, grad + {layer.weight}, first);" + self._bias(k, layer)
+        text = f"{kind}::weights(s.{source}, s.d{k}, s.work, count); {kind}::unpack(s.work, grad + {layer.weight}, first);" + self._bias(
+            k, layer
+        )
         if self.needs_input_gradient:
             self.declarations.append(f"alignas(64) float f{k}[{kind}::PACKED];")
             self.prepare.append(f"{kind}::pack_turned({weight}, s.f{k});")

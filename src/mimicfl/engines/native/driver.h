@@ -1,7 +1,6 @@
 // Local training of a round's clients with a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs,
 // a workspace for GROUP samples, forward() and backward(). ZEROED: the gradient is set to zero before a backward pass, because the pass
-// writes some entries twice or never. Each thread trains one client after another. A step clips the gradient and applies it. If the batch
-// is one group and nothing is clipped, the backward pass may apply parts of the gradient itself; rest() applies the others.
+// writes some entries twice or never. Each thread trains one client after another. A step clips the gradient and applies it.
 
 struct Round {
   const float* w0;        // [models, D] initial parameters
@@ -45,17 +44,15 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
     const int batch = r.sizes[k];
     Net::prepare(s, w);
     if (Net::ZEROED) memset(grad, 0, sizeof(float) * Net::D);
-    const Step* at_once = !Net::ZEROED && batch <= Net::GROUP && !(r.clip[c] > 0.f) ? &step : nullptr;
     for (int at = 0; at < batch; at += Net::GROUP) {
       const int count = least(Net::GROUP, batch - at);
       Net::gather(s, r.pool, r.table, rows + at, count);
       Net::forward(s, w, count, true, r.key[c], position++);
       loss += Net::loss(s, r.target, rows + at, count, batch);
-      Net::backward(s, w, grad, count, at == 0 && !Net::ZEROED, at_once);
+      Net::backward(s, w, grad, count, at == 0 && !Net::ZEROED);
     }
     if (r.clip[c] > 0.f) shorten(grad, r.clip[c]);
-    if (at_once) Net::rest(step, grad);
-    else step.range(0, Net::D, grad);
+    step.range(0, Net::D, grad);
     rows += batch;
   }
   r.loss[c] = loss;

@@ -1,6 +1,7 @@
 """Generates the C++ code of a traced network: buffers of fixed sizes, and kernel calls for the forward and backward passes."""
 
 from pathlib import Path
+from typing import ClassVar
 
 from .channels_last import ChannelsLastNet, suits_channels_last
 from .text import at, size, words
@@ -15,7 +16,7 @@ TARGETS = {"cross-entropy": "int64_t", "mse": "float"}
 def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool) -> str:
     """Return a C++ translation unit that needs only the standard library."""
     first, last = layers[0], layers[-1]
-    net = ChannelsLastNet(layers, dimension) if suits_channels_last(layers) else LaneNet(layers)
+    net = ChannelsLastNet(layers) if suits_channels_last(layers) else LaneNet(layers)
     channels = first.shape[0] if uint8 else 1
     return "\n".join(
         [
@@ -38,7 +39,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool) -> str
             "  static void forward(Work& s, const float* w, int count, bool training, uint64_t key, uint64_t position) {",
             *[f"    {line}" for line in net.forward],
             "  }",
-            "  static void backward(Work& s, const float* w, float* grad, int count, bool first, const Step* step) {",
+            "  static void backward(Work& s, const float* w, float* grad, int count, bool first) {",
             *[f"    {line}" for line in reversed(net.backward)],
             "  }",
             "};",
@@ -68,7 +69,7 @@ class LaneNet:
     """
 
     group = "LANES"
-    losses = {"cross-entropy": "cross_entropy", "mse": "squared_error"}
+    losses: ClassVar = {"cross-entropy": "cross_entropy", "mse": "squared_error"}
     declarations: tuple[str, ...] = ()
 
     def __init__(self, layers: list[Layer]) -> None:
@@ -90,7 +91,7 @@ class LaneNet:
                 self.vectors[f"d{k}"] = size(layer.out)
             self.gradients.append(f"d{k}" if layer.kind != "relu" or k == 0 else self.gradients[-1])
             getattr(self, f"_{layer.kind}")(k, layer)
-        self.backward.append("(void)w, (void)count, (void)step;")
+        self.backward.append("(void)w, (void)count;")
 
     def members(self, loss: str) -> list[str]:
         """Return the functions that depend on the layout."""
@@ -102,7 +103,6 @@ class LaneNet:
             f"  return {self.losses[loss]}<OUTPUTS>(s.{self.outputs[-1]}, target, rows, count, batch, s.{self.gradients[-1]});",
             "}",
             f"static float output(const Work& s, int i, int j) {{ return ((const float*)s.{self.outputs[-1]})[j * LANES + i]; }}",
-            "static void rest(const Step& step, const float* grad) { step.range(0, D, grad); }",
         ]
 
     def gradient_below(self, k: int) -> str:

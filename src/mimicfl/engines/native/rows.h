@@ -27,21 +27,24 @@ static void rows_linear(const float* x, const float* w, const float* bias, float
   });
 }
 
-// The backward pass for COLUMNS inputs from k, a few outputs at a time: dx = dy w, if wanted, then the weights' gradient dy' x, which is
-// stored or, with a `step`, applied at once, while these weights are in the first-level cache. `at`: where the weights begin.
+// The backward pass for COLUMNS inputs from k, four outputs at a time: dx = dy w, if wanted, then the weights' gradient dy' x, while
+// these weights are in the first-level cache. The columns of x and dx are copied to rows that begin at different offsets in a page, because a load waits for an earlier store at the same offset.
 template <int COLUMNS, int I, int O>
 static inline void rows_linear_columns(const float* x, const float* w, const float* dy, float* dx, float* grad, int n, bool first,
-                                       const Step* step, int at, int k) {
-  constexpr int KV = COLUMNS % (4 * LANES) == 0 ? 4 : 1, KX = KV == 4 ? 2 : 1;
-  in_blocks<ROOM / 4>(O, [&](int o, auto outputs) {
+                                       int k, float* room) {
+  constexpr int KV = COLUMNS % (4 * LANES) == 0 ? 4 : 1, KX = KV == 4 ? 2 : 1, APART = COLUMNS + LANES;
+  float *xs = room, *ds = room + n * APART;
+  for (int s = 0; s < n; s++) memcpy(xs + s * APART, x + (size_t)s * I + k, sizeof(float) * COLUMNS);
+  if (dx) memset(ds, 0, sizeof(float) * n * APART);
+  in_blocks<4>(O, [&](int o, auto outputs) {
     constexpr int B = decltype(outputs)::value;
-    for (int q = k; dx && q < k + COLUMNS; q += KX * LANES) {
+    for (int q = 0; dx && q < COLUMNS; q += KX * LANES) {
       v b[B][KX];
-      UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KX; j++) b[i][j] = load(w + (size_t)(o + i) * I + q + j * LANES); }
+      UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KX; j++) b[i][j] = load(w + (size_t)(o + i) * I + k + q + j * LANES); }
       for (int s = 0; s < n; s++) {
-        float* to = dx + (size_t)s * I + q;
+        float* to = ds + s * APART + q;
         v acc[KX];
-        UNROLL for (int j = 0; j < KX; j++) acc[j] = o ? load(to + j * LANES) : v{};
+        UNROLL for (int j = 0; j < KX; j++) acc[j] = load(to + j * LANES);
         UNROLL for (int i = 0; i < B; i++) {
           const v a = splat(dy[s * O + o + i]);
           UNROLL for (int j = 0; j < KX; j++) acc[j] += a * b[i][j];
@@ -49,12 +52,12 @@ static inline void rows_linear_columns(const float* x, const float* w, const flo
         UNROLL for (int j = 0; j < KX; j++) store(to + j * LANES, acc[j]);
       }
     }
-    for (int q = k; q < k + COLUMNS; q += KV * LANES) {
+    for (int q = 0; q < COLUMNS; q += KV * LANES) {
       v acc[B][KV];
       UNROLL for (int i = 0; i < B; i++) { UNROLL for (int j = 0; j < KV; j++) acc[i][j] = v{}; }
       for (int s = 0; s < n; s++) {
         v b[KV];
-        UNROLL for (int j = 0; j < KV; j++) b[j] = load(x + (size_t)s * I + q + j * LANES);
+        UNROLL for (int j = 0; j < KV; j++) b[j] = load(xs + s * APART + q + j * LANES);
         UNROLL for (int i = 0; i < B; i++) {
           const v a = splat(dy[s * O + o + i]);
           UNROLL for (int j = 0; j < KV; j++) acc[i][j] += a * b[j];
@@ -62,21 +65,23 @@ static inline void rows_linear_columns(const float* x, const float* w, const flo
       }
       UNROLL for (int i = 0; i < B; i++) {
         UNROLL for (int j = 0; j < KV; j++) {
-          const size_t to = (size_t)(o + i) * I + q + j * LANES;
-          if (step) step->apply(at + to, acc[i][j]);
-          else store(grad + to, first ? acc[i][j] : load(grad + to) + acc[i][j]);
+          const size_t to = (size_t)(o + i) * I + k + q + j * LANES;
+          store(grad + to, first ? acc[i][j] : load(grad + to) + acc[i][j]);
         }
       }
     }
   });
+  for (int s = 0; dx && s < n; s++) memcpy(dx + (size_t)s * I + k, ds + s * APART, sizeof(float) * COLUMNS);
 }
+constexpr int COLUMNS_AT_ONCE = 16 * LANES;
+constexpr size_t rows_linear_room(int group) { return 2 * (size_t)group * (COLUMNS_AT_ONCE + LANES); }
 template <int I, int O>
 static void rows_linear_back(const float* x, const float* w, const float* dy, float* dx, float* grad, float* grad_bias, int n, bool first,
-                             const Step* step, int at) {
-  constexpr int WIDE = 16 * LANES;
+                             float* room) {
+  constexpr int WIDE = COLUMNS_AT_ONCE;
   int k = 0;
-  for (; k + WIDE <= I; k += WIDE) rows_linear_columns<WIDE, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
-  for (; k + LANES <= I; k += LANES) rows_linear_columns<LANES, I, O>(x, w, dy, dx, grad, n, first, step, at, k);
+  for (; k + WIDE <= I; k += WIDE) rows_linear_columns<WIDE, I, O>(x, w, dy, dx, grad, n, first, k, room);
+  for (; k + LANES <= I; k += LANES) rows_linear_columns<LANES, I, O>(x, w, dy, dx, grad, n, first, k, room);
   for (; k < I; k++) {
     for (int s = 0; dx && s < n; s++) {
       float sum = 0.f;
@@ -86,8 +91,7 @@ static void rows_linear_back(const float* x, const float* w, const float* dy, fl
     for (int o = 0; o < O; o++) {
       float sum = 0.f;
       for (int s = 0; s < n; s++) sum += dy[s * O + o] * x[(size_t)s * I + k];
-      if (step) step->apply_one(at + o * I + k, sum);
-      else grad[(size_t)o * I + k] = first ? sum : grad[(size_t)o * I + k] + sum;
+      grad[(size_t)o * I + k] = first ? sum : grad[(size_t)o * I + k] + sum;
     }
   }
   for (int o = 0; grad_bias && o < O; o++) {

@@ -1,6 +1,7 @@
 // ---- 3x3 convolutions with stride 1 as Winograd's F(4x4, 3x3), channels last ----------------------------------------
-// An output tile of 4x4 takes 36 multiplications per pair of channels instead of 144. Images are [n][y][x][channel], the channels are in the
-// vector lanes (multiples of LANES). With U = G w G', V = B' d B: y = A' (U V) A, where U V is a matrix product per entry of the 6x6 tile.
+// An output tile of 4x4 takes 36 multiplications per pair of channels instead of 144. Images are [n][y][x][channel], with the channels in
+// the vector lanes (multiples of LANES). With U = G w G', V = B' d B: y = A' (U V) A, where U V is a matrix product per entry of the 6x6
+// tile.
 // The backward pass applies the transposed steps, so that tiles are the same in all three products:
 // dM = A dy A', dd = B (dM U') B', dw = G' (V' dM) G.
 // The points are 0, +-sqrt(1/2), +-sqrt(2) and infinity: float32 errors are several times smaller than with 0, +-1, +-2.
