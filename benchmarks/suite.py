@@ -2,6 +2,7 @@
 
     python benchmarks/suite.py                               # mimicfl, pfl-research, Flower and a bare loop on two CPU cores
     python benchmarks/suite.py --only lenet-3 lenet-30 --frameworks "mimicfl native" pfl
+    python benchmarks/suite.py --processor-time --only cifar10-cnn --frameworks "mimicfl native" pfl   # on a busy machine
     python benchmarks/suite.py --device cuda --minutes 6     # our engines and a bare loop on a GPU
 
 Every workload is defined once, in peers/workload.py, on synthetic data of the right shape. A fast engine is compared with plain before it
@@ -29,9 +30,9 @@ PASSES = ("bare,plain,batched,streams", "compiled,compiled-streams")  # compilin
 Found = dict[str, Any]
 
 
-def on_cpu(cases: list[str], frameworks: list[str], repeats: int, deadline: float) -> Iterator[Found]:
+def on_cpu(cases: list[str], frameworks: list[str], repeats: int, deadline: float, processor_time: bool) -> Iterator[Found]:
     """Every framework in a process of its own, interleaved; a workload's results come after its last repeat."""
-    chosen = {name: c for name, c in contestants().items() if not frameworks or name.startswith(tuple(frameworks))}
+    chosen = {name: c for name, c in contestants(processor_time).items() if not frameworks or name.startswith(tuple(frameworks))}
     for case in cases:
         times: dict[str, list[float]] = {name: [] for name in chosen}
         errors: dict[str, str] = {}
@@ -40,7 +41,7 @@ def on_cpu(cases: list[str], frameworks: list[str], repeats: int, deadline: floa
                 if name in errors or time.monotonic() > deadline:
                     continue
                 try:
-                    times[name] += measure(command, case, SUITE[case].rounds)
+                    times[name] += measure(command, case, SUITE[case].rounds, processor_time)
                 except RuntimeError as error:
                     errors[name] = str(error)
         for name, us in times.items():
@@ -122,12 +123,13 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="on the CPU: processes per framework and workload")
     parser.add_argument("--engines", nargs="+", default=list(PASSES), help="on a GPU: engines, one comma-separated list per pass")
     parser.add_argument("--out", type=Path, default=Path("."), help="folder for the JSON and the Markdown table")
+    parser.add_argument("--processor-time", action="store_true", help="on the CPU: processor time, one process with one thread each")
     options = parser.parse_args()
     here = {key: value for key, value in environment().items() if key != "started"}
     deadline, text = time.monotonic() + 60 * options.minutes, ""
     if options.device == "cpu":
-        here |= {name: versions(name) for name in PACKAGES}
-        results = on_cpu(options.only or list(SUITE), options.frameworks, options.repeats, deadline)
+        here |= {name: versions(name) for name in PACKAGES if not (options.processor_time and name == "flower")}
+        results = on_cpu(options.only or list(SUITE), options.frameworks, options.repeats, deadline, options.processor_time)
     else:
         results = on_gpu(options.device, options.only or list(GPU), options.engines, deadline)
     print(json.dumps(here), flush=True)

@@ -5,7 +5,7 @@ import copy
 import torch
 import workload
 
-torch.set_num_threads(2)
+torch.set_num_threads(workload.THREADS)
 work, rounds = workload.arguments()
 x, y = work.data()
 model = work.model()

@@ -35,8 +35,12 @@ def versions(name: str) -> str:
     return ", ".join(line for line in shown.splitlines() if line.split("==")[0] in ("pfl", "flwr", "torch", "ray"))
 
 
-def contestants() -> dict[str, list[str]]:
-    """The commands by name; `{}` stands for the workload and the number of rounds."""
+def contestants(processor_time: bool = False) -> dict[str, list[str]]:
+    """The commands by name; `{}` stands for the workload and the number of rounds. Processor time is that of one process each."""
+    if processor_time:
+        ours = {f"mimicfl {engine}": [sys.executable, str(HERE / "ours.py"), "{}", engine] for engine in ("native", "workers", "plain")}
+        pfl, bare = [str(python("pfl")), str(HERE / "with_pfl.py"), "{}"], [sys.executable, str(HERE / "bare.py"), "{}"]
+        return {**ours, "pfl-research, 1 process": pfl, "bare loop, 1 thread": bare}
     torchrun = [str(python("pfl")), "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29571"]
     ours = {f"mimicfl {engine}": [sys.executable, str(HERE / "ours.py"), "{}", engine] for engine in ("native", "workers", "plain")}
     return {
@@ -47,11 +51,13 @@ def contestants() -> dict[str, list[str]]:
     }
 
 
-def measure(command: list[str], workload: str, rounds: int) -> list[float]:
+def measure(command: list[str], workload: str, rounds: int, processor_time: bool = False) -> list[float]:
     """The us per client-step of each round after the first; raises `RuntimeError` with the reason if there are none."""
     filled = [word for part in command for word in ([workload, str(rounds)] if part == "{}" else [part])]
     quiet = {**os.environ, "PYTHONWARNINGS": "ignore", "FLWR_TELEMETRY_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-    quiet["OMP_NUM_THREADS"] = "1" if "torch.distributed.run" in filled else "2"
+    quiet["OMP_NUM_THREADS"] = "1" if processor_time or "torch.distributed.run" in filled else "2"
+    if processor_time:
+        quiet["SUITE_PROCESSOR_TIME"] = "1"
     try:
         done = subprocess.run(filled, capture_output=True, text=True, cwd=HERE, env=quiet, timeout=LIMIT_S)
     except subprocess.TimeoutExpired:

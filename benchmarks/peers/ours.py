@@ -8,7 +8,7 @@ import workload
 
 import mimicfl as mf
 
-torch.set_num_threads(2)
+torch.set_num_threads(2 if sys.argv[3] == "workers" else workload.THREADS)  # workers is for several cores; its processes have one thread
 work, rounds = workload.arguments()
 engine, device = sys.argv[3], sys.argv[4] if len(sys.argv) > 4 else "cpu"
 x, y = (part.flatten(0, 1) for part in work.data())

@@ -69,3 +69,29 @@ LAYERS = {
     "pool-first": (nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(1, 2, 2), nn.Flatten(), nn.Linear(18, 3)), (1, 8, 8)),
     "lenet": (mf.models.LeNet(), (1, 28, 28)),
 }
+# Networks whose channels are in the lanes: images of different channels, larger and smaller than a tile, padding of every kind.
+WIDE = {
+    "winograd": (
+        nn.Sequential(
+            *[nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()],
+            *[nn.Linear(32 * 9, 21), nn.ReLU(), nn.Linear(21, 10)],
+        ),
+        (3, 10, 10),
+    ),
+    "winograd-padding": (
+        nn.Sequential(
+            *[nn.Conv2d(2, 16, 1), nn.Conv2d(16, 48, 3, padding=1), nn.Tanh(), nn.Conv2d(48, 80, 3, padding=(0, 2), bias=False)],
+            *[nn.MaxPool2d(3, 2), nn.ReLU(), nn.Conv2d(80, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 6, 37)],
+        ),
+        (2, 7, 6),
+    ),
+    "wide-direct": (
+        nn.Sequential(
+            *[nn.Conv2d(2, 16, 5, padding=2, stride=2, bias=False), nn.Tanh(), nn.Conv2d(16, 48, 3, padding=1), nn.AvgPool2d(2, 1)],
+            *[nn.Conv2d(48, 16, (3, 2), stride=(1, 2), padding=(0, 1)), nn.MaxPool2d(3, 2), nn.Flatten(), nn.Linear(16, 7, bias=False)],
+        ),
+        (2, 14, 15),
+    ),
+    "wide-output": (nn.Sequential(nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(), nn.Conv2d(32, 16, 3), nn.Flatten()), (1, 3, 3)),
+}
+LAYERS |= WIDE

@@ -10,7 +10,7 @@ from mimicfl.clients.params import flatten
 from mimicfl.engines.native import Unsupported, build
 from mimicfl.engines.native.generate import generate
 from mimicfl.engines.native.trace import trace
-from tests.engines.native.problems import LAYERS, needs_compiler
+from tests.engines.native.problems import LAYERS, WIDE, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -54,7 +54,7 @@ int main() {
   std::vector<double> loss(m);
   std::vector<int32_t> model(m, 0);
   std::vector<const float*> shifts(m, shift.data());
-  std::vector<float> eta(m, 0.01f), mu(m, 0.1f), beta(m, 0.5f), clip(m, 0.5f);
+  std::vector<float> eta(m, 0.01f), mu(m, 0.1f), beta(m, 0.5f), clip{0.5f, 0, 0};
   int bad = mimicfl_train(w.data(), model.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(),
                           begin.data(), sizes.data(), step.data(), shifts.data(), key.data(), eta.data(), mu.data(),
                           beta.data(), clip.data(), m, 2);
@@ -71,7 +71,7 @@ CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarc
 
 
 @pytest.mark.skipif(not (CROSS and EMULATOR), reason="no ARM compiler and emulator here (Debian: g++-aarch64-linux-gnu, qemu-user)")
-@pytest.mark.parametrize("name", ["lenet", "conv-both", "max-pool-overlap", "tanh"])
+@pytest.mark.parametrize("name", ["lenet", "conv-both", "max-pool-overlap", "tanh", "winograd-padding"])
 def test_neon_agrees_with_this_processor(name, tmp_path):
     model, shape = LAYERS[name]
     source = generate(trace(model, shape), flatten(model).numel(), "cross-entropy", uint8=False) + HARNESS
@@ -86,7 +86,7 @@ def test_neon_agrees_with_this_processor(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["lenet", "conv-both", "conv-stride", "max-pool-overlap", "max-pool-rest", "avg-pool", "conv-wide", "tanh"]
+    "name", ["lenet", "conv-both", "conv-stride", "max-pool-overlap", "max-pool-rest", "avg-pool", "conv-wide", "tanh", *WIDE]
 )
 def test_no_access_is_out_of_bounds(name, tmp_path):
     """Runs a debug build with the address and undefined-behaviour sanitizers, and buffers of exactly the right size.

@@ -54,6 +54,31 @@ def test_convolutions(conv, batch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("batch", [1, 10])
+def test_wide_convolutions(batch):
+    """Images of less than a tile and with incomplete tiles, without and with padding, a bias, and channels in all widths of a panel."""
+
+    def build():
+        wide = [nn.Conv2d(16, 32, 3), nn.Conv2d(32, 48, 3, padding=(2, 0), bias=False), nn.ReLU(), nn.Conv2d(48, 128, 3, padding=1)]
+        return nn.Sequential(*wide, nn.MaxPool2d(2), nn.Conv2d(128, 16, 3, padding=2), nn.Conv2d(16, 16, 3))
+
+    seen = LayerOverrides(None)
+    with seen:
+        build()(torch.randn(batch, 16, 11, 14))
+    assert [kind for kind, _ in seen.shapes] == ["ChannelsLast"] * 3 + ["MaxPool"] + ["ChannelsLast"] * 2
+    found = both(build, torch.randn(batch, 16, 11, 14))
+    assert_close(found)
+    torch.manual_seed(0)
+    net, x = build(), torch.randn(batch, 16, 11, 14)
+    with torch.no_grad():
+        with LayerOverrides(Layers(list(dict.fromkeys(seen.shapes)))):
+            ours = net(x).double()
+        single, theirs = net(x).double(), net.double()(x.double())
+    scale = float(theirs.abs().max())
+    assert float((ours - theirs).abs().max()) <= max(5 * float((single - theirs).abs().max()), 1e-6 * scale)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=2), nn.MaxPool2d((2, 3), stride=(1, 4)), nn.MaxPool2d(2, 3)])
 def test_max_pooling(pool):
     x = torch.randn(5, 3, 11, 13)

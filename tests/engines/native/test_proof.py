@@ -13,9 +13,10 @@ from mimicfl.clients.losses import LOSSES, as_loss
 from mimicfl.data.clients import Clients, Holdout
 from mimicfl.engines.native import Unsupported, verify
 from mimicfl.engines.native import engine as engine_module
+from mimicfl.engines.native.channels_last import suits_channels_last
 from mimicfl.engines.native.engine import NativeEngine, Program
 from mimicfl.engines.native.trace import trace
-from tests.engines.native.problems import assert_close, check_gradients, needs_compiler, problem
+from tests.engines.native.problems import WIDE, assert_close, check_gradients, needs_compiler, problem
 
 pytestmark = needs_compiler
 QUICK = ("-O1", "-march=native")  # compiles fast
@@ -287,6 +288,15 @@ def test_chains_written_in_different_ways_equal_autograd(name):
         data = mf.Data(data.x_train.transpose(0, -1).contiguous().transpose(0, -1), data.y_train, data.x_test, data.y_test)
     native(model, data)
     check_gradients(model, data, flags=QUICK, batches=(1, 33, 400))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WIDE)
+def test_channels_in_the_lanes_equal_autograd(name):
+    model, shape = WIDE[name]
+    assert suits_channels_last(trace(model, shape))
+    outputs = model(torch.zeros(1, *shape)).shape[1]
+    check_gradients(model, problem(shape, outputs), flags=QUICK, batches=(1, 10, 33))
 
 
 class CustomLinear(nn.Linear):

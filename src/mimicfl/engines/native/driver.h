@@ -1,7 +1,6 @@
 // Local training of a round's clients with a generated network: `Net` has D parameters, FEATURES inputs, OUTPUTS outputs,
-// a workspace, forward() and backward(). ZEROED: the gradient is set to zero before a backward pass, because the pass writes
-// some entries twice or never. Each thread trains one client after another. A step clips the gradient, then computes
-// h = grad + shift + mu (w - w_t), replaces h by u = beta u + h if there is momentum, and updates w -= eta h, g += h.
+// a workspace for GROUP samples, forward() and backward(). ZEROED: the gradient is set to zero before a backward pass, because the pass
+// writes some entries twice or never. Each thread trains one client after another. A step clips the gradient and applies it.
 
 struct Round {
   const float* w0;        // [models, D] initial parameters
@@ -31,28 +30,6 @@ static void shorten(float* grad, float most) {
     for (int k = 0; k < Net::D; k++) grad[k] *= factor;
 }
 
-static void update(float* w, float* g, const float* grad, const float* w0, const float* shift, float eta, float mu,
-                   float* u, float beta) {
-  int k = 0;
-  for (; k + LANES <= Net::D; k += LANES) {
-    v h = load(grad + k);
-    if (shift) h += load(shift + k);
-    if (mu != 0.f) h += splat(mu) * (load(w + k) - load(w0 + k));
-    if (beta != 0.f) {
-      h += splat(beta) * load(u + k);
-      store(u + k, h);
-    }
-    store(g + k, load(g + k) + h);
-    store(w + k, load(w + k) - splat(eta) * h);
-  }
-  for (; k < Net::D; k++) {
-    float h = grad[k] + (shift ? shift[k] : 0.f) + (mu != 0.f ? mu * (w[k] - w0[k]) : 0.f);
-    if (beta != 0.f) h = u[k] = h + beta * u[k];
-    g[k] += h;
-    w[k] -= eta * h;
-  }
-}
-
 static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad, float* u) {
   const float* w0 = r.w0 + (size_t)r.model[c] * Net::D;
   memcpy(w, w0, sizeof(float) * Net::D);
@@ -60,21 +37,22 @@ static void train_one(const Round& r, int c, Net::Work& s, float* w, float* grad
   memset(g, 0, sizeof(float) * Net::D);
   memset(u, 0, sizeof(float) * Net::D);
   const int64_t* rows = r.rows + r.begin[c];
+  const Step step{w, g, u, w0, r.shift[c], r.eta[c], r.mu[c], r.beta[c]};
   double loss = 0;
   uint64_t position = 0;
   for (int64_t k = r.step[c]; k < r.step[c + 1]; k++) {
     const int batch = r.sizes[k];
     Net::prepare(s, w);
     if (Net::ZEROED) memset(grad, 0, sizeof(float) * Net::D);
-    for (int at = 0; at < batch; at += LANES) {
-      const int count = least(LANES, batch - at);
-      gather<Net::FEATURES, Net::CHANNELS>(r.pool, r.table, rows + at, count, s.input);
-      Net::forward(s, w, true, r.key[c], position++);
-      loss += LOSS<Net::OUTPUTS>(s.output(), r.target, rows + at, count, batch, s.d_output());
-      Net::backward(s, w, grad, at == 0 && !Net::ZEROED);
+    for (int at = 0; at < batch; at += Net::GROUP) {
+      const int count = least(Net::GROUP, batch - at);
+      Net::gather(s, r.pool, r.table, rows + at, count);
+      Net::forward(s, w, count, true, r.key[c], position++);
+      loss += Net::loss(s, r.target, rows + at, count, batch);
+      Net::backward(s, w, grad, count, at == 0 && !Net::ZEROED);
     }
     if (r.clip[c] > 0.f) shorten(grad, r.clip[c]);
-    update(w, g, grad, w0, r.shift[c], r.eta[c], r.mu[c], u, r.beta[c]);
+    step.range(0, Net::D, grad);
     rows += batch;
   }
   r.loss[c] = loss;
@@ -88,8 +66,8 @@ static int on_threads(int threads, int jobs, F work) {
     auto* w = (float*)room(sizeof(float) * 3 * (Net::D + LANES));
     if (!s || !w) failed = 1;
     else for (int j; (j = next++) < jobs;) work(j, *s, w, w + Net::D + LANES, w + 2 * (Net::D + LANES));
-    free(s);
-    free(w);
+    release(s);
+    release(w);
   };
   std::vector<std::thread> others;
   try {
@@ -116,15 +94,15 @@ extern "C" int mimicfl_outputs(const float* w, const Sample* pool, const float* 
   const int jobs = (int)((n + 255) / 256);
   return on_threads(threads, jobs, [&](int job, Net::Work& s, float*, float*, float*) {
     Net::prepare(s, w);
-    int64_t rows[LANES];
-    for (int64_t at = 256 * (int64_t)job; at < n && at < 256 * ((int64_t)job + 1); at += LANES) {
-      const int count = (int)(n - at < LANES ? n - at : LANES);
-      for (int i = 0; i < LANES; i++) rows[i] = at + (i < count ? i : 0);
-      gather<Net::FEATURES, Net::CHANNELS>(pool, table, rows, count, s.input);
-      Net::forward(s, w, false, 0, 0);
-      const float* z = (const float*)s.output();
+    int64_t rows[Net::GROUP];
+    const int64_t end = least64(n, 256 * ((int64_t)job + 1));
+    for (int64_t at = 256 * (int64_t)job; at < end; at += Net::GROUP) {
+      const int count = (int)least64(Net::GROUP, end - at);
+      for (int i = 0; i < count; i++) rows[i] = at + i;
+      Net::gather(s, pool, table, rows, count);
+      Net::forward(s, w, count, false, 0, 0);
       for (int i = 0; i < count; i++)
-        for (int j = 0; j < Net::OUTPUTS; j++) out[(at + i) * Net::OUTPUTS + j] = z[j * LANES + i];
+        for (int j = 0; j < Net::OUTPUTS; j++) out[(at + i) * Net::OUTPUTS + j] = Net::output(s, i, j);
     }
   });
 }

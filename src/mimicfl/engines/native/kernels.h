@@ -78,12 +78,13 @@ static inline uint32_t scramble(uint64_t z) {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return (uint32_t)((z ^ (z >> 31)) >> 32);
 }
-static void dropout(const v* x, v* y, v* mask, int n, float p, uint64_t key, uint64_t position) {
+// n: vectors of a full group, used: of this one.
+static void dropout(const v* x, v* y, v* mask, int n, int used, float p, uint64_t key, uint64_t position) {
   float* m = (float*)mask;
   const float keep = p < 1.f ? 1.f / (1.f - p) : 0.f;
   const double limit = p * 4294967296.0;
-  for (int i = 0; i < n * LANES; i++) m[i] = scramble(key + 0x9e3779b97f4a7c15ull * (position * (uint64_t)n * LANES + i + 1)) < limit ? 0.f : keep;
-  for (int i = 0; i < n; i++) y[i] = x[i] * mask[i];
+  for (int i = 0; i < used * LANES; i++) m[i] = scramble(key + 0x9e3779b97f4a7c15ull * (position * (uint64_t)n * LANES + i + 1)) < limit ? 0.f : keep;
+  for (int i = 0; i < used; i++) y[i] = x[i] * mask[i];
 }
 static void dropout_back(const v* mask, const v* d, v* din, int n) { for (int i = 0; i < n; i++) din[i] = d[i] * mask[i]; }
 

@@ -77,6 +77,40 @@ struct Convolution {
   }
 };
 
+// A workspace for one layer at a time, kept for the next one.
+static float* scratch(size_t floats) {
+  static thread_local float* own = nullptr;
+  static thread_local size_t size = 0;
+  if (floats > size) {
+    release(own);
+    own = (float*)room(sizeof(float) * floats);
+    size = own ? floats : 0;
+  }
+  return own;
+}
+
+// 3x3 convolutions with stride 1, images channels last.
+template <int IC, int H, int W, int OC, int KH, int KW, int SH, int SW, int PH, int PW>
+struct ChannelsLast {
+  static_assert(KH == 3 && KW == 3 && SH == 1 && SW == 1, "");
+  typedef Winograd<IC, H, W, OC, PH, PW> Tiles;
+  static int forward(const float* x, const float* w, const float* bias, float* y, int64_t batch) {
+    float* s = scratch(Tiles::PACKED + Tiles::FORWARD);
+    if (!s) return 1;
+    Tiles::template pack<false>(w, s);
+    Tiles::forward(x, s, bias, y, batch, s + Tiles::PACKED);
+    return 0;
+  }
+  static int backward(const float* x, const float* w, const float* dy, float* dx, float* dw, float* dbias, int64_t batch) {
+    float* s = scratch(Tiles::PACKED + Tiles::BACKWARD);
+    if (!s) return 1;
+    if (dx) Tiles::template pack<true>(w, s);
+    Tiles::backward(x, s, dy, dx, dw, true, batch, s + Tiles::PACKED);
+    if (dbias) sum_positions<OC>(dy, dbias, (size_t)batch * Tiles::OH * Tiles::OW, true);
+    return 0;
+  }
+};
+
 // Max pooling of planes [n, H, W]; `place` stores the position in the window for the backward pass. As in PyTorch, the first of equal
 // values wins and NaN stays NaN. There are no branches and rows are processed one by one, so that the compiler can vectorise over windows.
 template <int H, int W, int KH, int KW, int SH, int SW>

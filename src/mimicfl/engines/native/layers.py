@@ -17,9 +17,12 @@ from ...data.samples import forward
 from ..capabilities import Unsupported, unsupported_on_error
 from ..torch_overrides import conv2d_call, pair
 from .build import load
+from .channels_last import CHANNELS
 from .generate import KERNELS, header_text
 
-MOST_CHANNELS = 32  # with more channels PyTorch's blocked products are faster
+MOST_CHANNELS = 32  # with more channels PyTorch's blocked products are faster, except than Winograd's
+MOST_WEIGHTS = 512 * 512  # pairs of channels of a Winograd convolution: transformed weights take four times the memory
+FEWEST_OUTPUTS = 16  # per channel: the outputs of one tile
 MOST_SHAPES = 32
 Shape = tuple[str, tuple[int, ...]]  # a struct of layers.h and its template arguments
 
@@ -28,7 +31,7 @@ class Layers:
     """Compiled forward and backward functions for a list of shapes."""
 
     def __init__(self, shapes: list[Shape]) -> None:
-        text = [header_text(*KERNELS, "layers.h")]
+        text = [header_text(*KERNELS, "winograd.h", "channels_last.h", "layers.h")]
         for k, (kind, numbers) in enumerate(shapes):
             text += _EXPORTS[kind].replace("LAYER", f"{kind}<{', '.join(map(str, numbers))}>").replace("NAME", f"layer{k}").splitlines()
         self.code = load("\n".join(text))
@@ -50,7 +53,8 @@ extern "C" int NAME_backward(const float* x, const float* w, const float* dy, fl
 extern "C" void NAME_forward(const float* x, float* y, int32_t* place, int64_t n) { LAYER::forward(x, y, place, n); }
 extern "C" void NAME_backward(const float* dy, const int32_t* place, float* dx, int64_t n) { LAYER::backward(dy, place, dx, n); }""",
 }
-_POINTERS = {"Convolution": (4, 6), "MaxPool": (3, 3)}
+_EXPORTS["ChannelsLast"] = _EXPORTS["Convolution"]
+_POINTERS = {"Convolution": (4, 6), "ChannelsLast": (4, 6), "MaxPool": (3, 3)}
 
 
 def compile_layers(module: nn.Module, clients: Clients) -> Layers | None:
@@ -87,8 +91,9 @@ class LayerOverrides(TorchFunctionMode):
                 shape = None
             if shape:
                 self.shapes.append(shape)
-                if self.layers and shape in self.layers.known:
-                    return layer.apply(*call[: layer.tensors], shape[1], self.layers.known[shape])
+                if self.layers and shape in self.layers.known and not (layer is Pool and _channels_last(call[0])):
+                    last = (shape[0] == "ChannelsLast",) if layer is Conv else ()
+                    return layer.apply(*call[: layer.tensors], shape[1], self.layers.known[shape], *last)
         return func(*args, **kwargs)
 
 
@@ -101,9 +106,16 @@ def _convolution(x: Tensor, w: Tensor, bias: Any, stride: Any, padding: Any, dil
     stride, padding, kernel = _two(stride), _two(padding), tuple(w.shape[2:])
     if not (stride and padding) or min(*stride, *w.shape) < 1 or min(padding) < 0 or w.shape[1] != x.shape[1]:
         return None
-    if max(w.shape[:2]) > MOST_CHANNELS or any(k > side + 2 * p for k, side, p in zip(kernel, x.shape[2:], padding, strict=True)):
+    if any(k > side + 2 * p for k, side, p in zip(kernel, x.shape[2:], padding, strict=True)):
         return None
-    return "Convolution", (*x.shape[1:], w.shape[0], *kernel, *stride, *padding)
+    numbers = (*x.shape[1:], w.shape[0], *kernel, *stride, *padding)
+    if kernel == (3, 3) and stride == (1, 1) and _winograd(w, (x.shape[2] + 2 * padding[0] - 2) * (x.shape[3] + 2 * padding[1] - 2)):
+        return "ChannelsLast", numbers
+    return ("Convolution", numbers) if max(w.shape[:2]) <= MOST_CHANNELS else None
+
+
+def _winograd(w: Tensor, outputs: int) -> bool:
+    return all(n % CHANNELS == 0 for n in w.shape[:2]) and w.shape[0] * w.shape[1] <= MOST_WEIGHTS and outputs >= FEWEST_OUTPUTS
 
 
 def max_pool2d_call(
@@ -151,6 +163,11 @@ def _plain(x: Any) -> bool:
     return usual and x.layout == torch.strided and not x.is_neg()
 
 
+def _channels_last(x: Tensor) -> bool:
+    """Return whether PyTorch's pooling, which has a kernel for this layout, saves a copy."""
+    return not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+
+
 def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
@@ -161,18 +178,22 @@ def _check_memory(failed: int) -> None:
 
 
 class Conv(torch.autograd.Function):
-    """A convolution with a compiled shape."""
+    """A convolution with a compiled shape. `last`: images, gradients and results are in channels-last layout."""
 
     apply: Any
     tensors = 3
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[int, ...], functions: tuple[Any, Any]) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, numbers: tuple[int, ...], functions: tuple[Any, Any], last: bool
+    ) -> Tensor:
         _, h, w, channels, kh, kw, sh, sw, ph, pw = numbers
         ctx.save_for_backward(x, weight)  # the originals, not the copies below, because second derivatives need them
         ctx.numbers, ctx.functions, ctx.biased = numbers, functions, bias is not None
-        x, weight, bias = x.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous()
-        y = x.new_empty(len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+        ctx.layout = layout = torch.channels_last if last else torch.contiguous_format
+        x, weight, bias = x.contiguous(memory_format=layout), weight.contiguous(), None if bias is None else bias.contiguous()
+        shape = (len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
+        y = torch.empty(shape, dtype=x.dtype, memory_format=layout)
         _check_memory(functions[0](_at(x), _at(weight), _at(bias), _at(y), len(x)))
         return y
 
@@ -182,12 +203,12 @@ class Conv(torch.autograd.Function):
         if torch.is_grad_enabled():  # create_graph: the gradient will be differentiated
             stride, padding, biases = ctx.numbers[6:8], ctx.numbers[8:], [len(weight)] if ctx.biased else None
             settings = (biases, stride, padding, (1, 1), False, (0, 0), 1, (True, True, ctx.biased))
-            return *torch.ops.aten.convolution_backward(dy, x, weight, *settings), None, None
-        x, weight, dy = x.contiguous(), weight.contiguous(), dy.contiguous()
-        dx = x.new_empty(x.shape) if ctx.needs_input_grad[0] else None
+            return *torch.ops.aten.convolution_backward(dy, x, weight, *settings), None, None, None
+        x, weight, dy = x.contiguous(memory_format=ctx.layout), weight.contiguous(), dy.contiguous(memory_format=ctx.layout)
+        dx = torch.empty(x.shape, dtype=x.dtype, memory_format=ctx.layout) if ctx.needs_input_grad[0] else None
         dw, db = x.new_empty(weight.shape), x.new_empty(len(weight)) if ctx.biased else None
         _check_memory(ctx.functions[1](_at(x), _at(weight), _at(dy), _at(dx), _at(dw), _at(db), len(x)))
-        return dx, dw, db, None, None
+        return dx, dw, db, None, None, None
 
 
 class Pool(torch.autograd.Function):

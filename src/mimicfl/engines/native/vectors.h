@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 #include <thread>
 #include <vector>
 
@@ -77,14 +78,20 @@ static inline void turn(v* r) {
 }
 #endif
 
-// Allocates zeroed memory; returns null on failure.
+// Allocates zeroed memory for `release`; returns null on failure. calloc: pages that are never used cost nothing.
 static void* room(size_t bytes) {
-  void* p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-  if (p) memset(p, 0, (bytes + 63) / 64 * 64);
+  void* whole = calloc(1, bytes + 128);
+  if (!whole) return nullptr;
+  void** p = (void**)(((uintptr_t)whole + 127) / 64 * 64);
+  p[-1] = whole;
   return p;
+}
+static void release(void* p) {
+  if (p) free(((void**)p)[-1]);
 }
 
 constexpr int least(int a, int b) { return a < b ? a : b; }
+constexpr int64_t least64(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int most(int a, int b) { return a > b ? a : b; }
 // Block size for n items, at most `limit`: a divisor of n if a fairly large one exists.
 constexpr int block(int n, int limit) {
@@ -92,3 +99,10 @@ constexpr int block(int n, int limit) {
   for (int b = limit; 2 * b > limit; b--) if (n % b == 0) return b;
   return limit;
 }
+constexpr size_t largest(std::initializer_list<size_t> sizes) {
+  size_t m = 0;
+  for (size_t s : sizes) m = s > m ? s : m;
+  return m;
+}
+// Vectors that n numbers take.
+constexpr int vectors(int n) { return (n + LANES - 1) / LANES; }

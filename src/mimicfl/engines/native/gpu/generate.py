@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...capabilities import Unsupported
-from ..generate import LOSSES, each_written_once
+from ..generate import TARGETS, LaneNet, each_written_once
 from ..trace import Layer
 from .plan import THREADS, ConvShape, plan_conv, plan_linear
 
@@ -57,7 +57,6 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes:
     if not each_written_once(layers, dimension):
         raise Unsupported("some of its parameters are shared or unused")
     net = _Net(join(layers), lanes, limit // 4, layers[0].shape, layers[0].shape[0] if uint8 else 0)
-    function, target = LOSSES[loss]
     room = -(-dimension // 32) * 32
     memory = net.memory
     lines = [
@@ -66,8 +65,8 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes:
         *[f"#define {name} {int(name in extras)}" for name in EXTRAS],
         _text("portable.h"),
         f"typedef {'uint8_t' if uint8 else 'float'} Sample;",
-        f"typedef {target} Target;",
-        f"#define LOSS {function}",
+        f"typedef {TARGETS[loss]} Target;",
+        f"#define LOSS {LaneNet.losses[loss]}",
         _text("layers.h"),
         *net.types,
         "struct Net {",
