@@ -26,8 +26,10 @@ class Federation:
 
     def steps(self, active, t):
         """How many gradients the updates hold on average: one with update="mean", else the number of steps, more with momentum."""
-        if self.update == "mean":
-            return 1
+        return 1 if self.update == "mean" else self.gradients(active, t)
+
+    def gradients(self, active, t):
+        """The number of local steps on average, more with momentum."""
         held = [local_train(np.zeros(self.d), *self.problem[i][:2], self.problem[i][2](t), 0.0, momentum=self.momentum)[1] for i in active]
         return sum(self.among(active)[i] * steps for i, steps in zip(active, held, strict=True))
 
@@ -128,9 +130,13 @@ def fedgain(f, gain, follow="direction"):
     return w
 
 
-def fedsteer(f, gain, never_seen="mean"):
-    """SCAFFOLD with a gain. The controls of clients not seen yet are c, the mean of the others; or zero, which c then counts."""
-    w, y, seen = np.zeros(f.d), {}, []
+def fedsteer(f, gain, never_seen="mean", horizon=0, window=0):
+    """SCAFFOLD with a gain. The controls of clients not seen yet are c, the mean of the others; or zero, which c then counts.
+
+    With a horizon the shift is weaker by a factor that depends on the number of steps of the last round's clients; with a window the
+    models are averaged.
+    """
+    x, y, seen, a, models = np.zeros(f.d), {}, [], 1.0, Models(f.d, window)
 
     def control():
         among = range(f.n) if never_seen == "zero" else seen
@@ -142,31 +148,52 @@ def fedsteer(f, gain, never_seen="mean"):
         c, p, among = control(), {}, f.among(active)
         old = {i: y.get(i, c if never_seen == "mean" else np.zeros(f.d)) for i in active}
         for i in active:
-            p[i] = f.train(i, t, w, c - old[i])[1] - (c - old[i])  # the shift taken back out
+            shift = a * (c - old[i])
+            p[i] = f.train(i, t, x, shift)[1] - shift  # the shift taken back out
         as_active = c + sum(among[i] * (p[i] - old[i]) for i in active)  # all clients change as the active ones did
         y |= p
         seen += [i for i in active if i not in seen]
         v = (1 - gain) * control() + gain * as_active
-        w = w - f.eta(t) * f.steps(active, t) * v
-    return w
+        x = x - f.eta(t) * f.steps(active, t) * v
+        a = horizon / (horizon + f.gradients(active, t)) if horizon else 1.0
+        models.add(t, x)
+    return models.mean
 
 
-def fedsteer_direction(f, gain):
+def fedsteer_direction(f, gain, horizon=0, window=0):
     """FedGain in units of one step, whose local steps are shifted by the last direction minus the guess for the client."""
-    w, v = np.zeros(f.d), np.zeros(f.d)
+    x, v, a, models = np.zeros(f.d), np.zeros(f.d), 1.0, Models(f.d, window)
     y, u, k = np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
     for t, active in f.rounds():
         if not active:
             continue
-        shift = {i: v - (y[i] + k[i] * (v - u[i])) for i in active}
-        p = {i: f.train(i, t, w, shift[i])[1] - shift[i] for i in active}
+        shift = {i: a * (v - (y[i] + k[i] * (v - u[i]))) for i in active}
+        p = {i: f.train(i, t, x, shift[i])[1] - shift[i] for i in active}
         absent = [j for j in range(f.n) if j not in active]
         known = sum(f.share[i] * p[i] for i in active) + sum((f.share[j] * (y[j] - k[j] * u[j]) for j in absent), np.zeros(f.d))
         v = known / (1 - sum(f.share[j] * k[j] for j in absent))
         for i in active:
             y[i], u[i], k[i] = p[i], v, gain
-        w = w - f.eta(t) * f.steps(active, t) * v
-    return w
+        x = x - f.eta(t) * f.steps(active, t) * v
+        a = horizon / (horizon + f.gradients(active, t)) if horizon else 1.0
+        models.add(t, x)
+    return models.mean
+
+
+class Models:
+    """The mean of the initial model and all later ones, from their weights: model t has window / (t + window) of what is left to give."""
+
+    def __init__(self, d, window):
+        self.window, self.all, self.shares = window, [np.zeros(d)], [1.0]
+
+    def add(self, t, x):
+        newest = self.window / (t + self.window) if self.window else 1.0
+        self.shares = [share * (1 - newest) for share in self.shares] + [newest]
+        self.all.append(x)
+
+    @property
+    def mean(self):
+        return sum(share * x for share, x in zip(self.shares, self.all, strict=True))
 
 
 def focus(f):

@@ -27,6 +27,13 @@ CASES = {
     "fedsteer-zero": (mf.FedSteer(0.3, never_seen="zero"), lambda f: naive.fedsteer(f, 0.3, never_seen="zero")),
     "fedsteer-direction": (mf.FedSteer(0.6, "direction"), lambda f: naive.fedsteer_direction(f, 0.6)),
     "fedsteer-direction-one": (mf.FedSteer(1, "direction"), lambda f: naive.fedsteer_direction(f, 1.0)),
+    "fedsteer-horizon": (mf.FedSteer(horizon=4), lambda f: naive.fedsteer(f, 1.0, horizon=4)),
+    "fedsteer-window": (mf.FedSteer(0.5, window=3), lambda f: naive.fedsteer(f, 0.5, window=3)),
+    "fedsteer-both": (mf.FedSteer(horizon=4, window=9), lambda f: naive.fedsteer(f, 1.0, horizon=4, window=9)),
+    "fedsteer-direction-both": (
+        mf.FedSteer(0.6, "direction", horizon=4, window=9),
+        lambda f: naive.fedsteer_direction(f, 0.6, horizon=4, window=9),
+    ),
 }
 SETTINGS = [
     ("sum", "uniform", {"epochs": 2, "batch_size": 5}),
@@ -108,6 +115,10 @@ def test_special_cases(quadratic, member, same, weighting):
         (mf.FedSteer(0.6, never_seen="zero"), "fedgain:gain=0.6,follow=innovations", 1),
         (mf.FedSteer(0.6, "direction"), "fedgain:gain=0.6", 1),
         (mf.FedSteer(1, "direction"), "mimic", 1),
+        (mf.FedSteer(horizon=3, never_seen="zero"), "fedvarp", 1),
+        (mf.FedSteer(0, horizon=3), "mifa:never_seen=exclude", 1),
+        (mf.FedSteer(0.6, "direction", horizon=3), "fedgain:gain=0.6", 1),
+        (mf.FedSteer(horizon=1e18, never_seen="zero"), "scaffold", 3),
     ],
     ids=lambda x: str(x),
 )
@@ -181,6 +192,8 @@ def test_fedawe_repeats_an_update_for_every_round_missed():
         (lambda: mf.FedGain(0.5, "nobody"), "follow"),
         (lambda: mf.FedSteer(never_seen="none"), "never_seen"),
         (lambda: mf.FedSteer(gain=-1), "gain"),
+        (lambda: mf.FedSteer(horizon=-1), "horizon"),
+        (lambda: mf.FedSteer(window=0.5), "window"),
         (lambda: mf.FedStale(-0.1), "beta"),
         (lambda: mf.FedStale(0.5, "guessed"), "estimated"),
         (lambda: mf.FedAWE(clip=-1), "clip"),
