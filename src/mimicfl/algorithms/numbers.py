@@ -20,7 +20,7 @@ def together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]
     """`on_device` for many arrays with one copy."""
     parts = list(on_device(np.concatenate(arrays), device).split([len(array) for array in arrays])) if arrays else []
     for part, array in zip(parts, arrays, strict=True):
-        part.known = array  # type: ignore[attr-defined]
+        part.known = array
     return parts
 
 
