@@ -176,14 +176,6 @@ class TestQuick:
         assert call("sweep", "grid.toml") == 0
         assert RunFolder("runs/grid/lr=0.1/mimic-s1").finished
 
-    @pytest.mark.slow
-    def test_a_sweep_with_a_plugin_is_never_repeated_from_memory(self, capsys):
-        Path("mine.py").write_text("import mimicfl as mf\n\n@mf.register('mine')\nclass Mine(mf.FedAvg):\n    pass\n")
-        Path("grid.toml").write_text(GRID.replace('"mimic"', '"mine"'))
-        for _ in range(2):
-            assert call("sweep", "grid.toml", "--plugin", "mine.py") == 0
-            assert "all runs are finished" not in capsys.readouterr().out
-
 
 class TestSweepOptions:
     @pytest.mark.slow

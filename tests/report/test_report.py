@@ -243,3 +243,13 @@ def test_regression_runs_report_the_distance(tmp_path):
     assert "<em>Lowest</em> is the lowest value of each run" in text
     assert [column.header for column in table(report.groups).columns][3] == "lowest"
     assert "below" in verdict(report.groups)
+
+
+def test_long_titles_of_panels_are_folded():
+    assert figures.folded("availability label-correlated:classes=[0,1,2],rare=0.02", 34) == [
+        "availability",
+        "label-correlated:classes=[0,1,2],",
+        "rare=0.02",
+    ]
+    assert figures.folded("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
+    assert figures.folded("", 10) == [""]

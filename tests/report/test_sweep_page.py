@@ -49,6 +49,10 @@ addEventListener("load", () => {
   note("latex", DATA.exports.latex.split("\\n")[0]);
   note("svg", chartSvg().includes("<svg") && !chartSvg().includes("NaN"));
   document.getElementById("curves-png").onclick();
+  note("folded", folded("availability label-correlated:classes=[0,1,2],rare=0.02", 34).join("|"));
+  const named = (node, name) => [...document.querySelectorAll(node)].filter((each) => each.textContent.includes(name));
+  const strokes = (node, name) => [...new Set(named(node, name).map((each) => each.querySelector("line").getAttribute("stroke")))].join();
+  note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name) === strokes("#legend button", name)));
   note("hash", decodeURIComponent(location.hash).includes("availability"));
   note("thirds", document.querySelectorAll("#participation td").length);
   note("dots", document.querySelectorAll("#scatter circle").length);
@@ -114,6 +118,11 @@ def test_export(dom):
     assert data_attribute(dom, "svg") == "true"
     assert int(data_attribute(dom, "png")) > 10_000
     assert data_attribute(dom, "hash") == "true"
+    assert data_attribute(dom, "folded") == "availability|label-correlated:classes=[0,1,2],|rare=0.02"
+
+
+def test_the_table_has_the_colours_of_the_chart(dom):
+    assert data_attribute(dom, "swatches") == "true"
 
 
 def test_clients_and_participation_groups(dom):

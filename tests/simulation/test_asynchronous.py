@@ -1,6 +1,11 @@
 """Asynchronous training: the order of events, FedBuff against a naive loop, and resuming."""
 
+import itertools
+import os
 import random
+import signal
+import subprocess
+import sys
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +25,8 @@ from mimicfl.metrics.store import RunFolder
 from mimicfl.participation.asynchronous import Buffered, arrivals
 from soak.draws import draw, sometimes_asynchronous
 from soak.engines import against_plain, load
-from tests.conftest import make_run
-from tests.engines.engines import MODELS, assert_same, problem, requests_of
+from tests.conftest import ROOT, make_run
+from tests.engines.engines import MODELS, assert_same, needs_gpu, problem, requests_of
 
 BASE = {"num_clients": 8, "epochs": 1, "rounds": 12, "availability": "static:0.8", "engine": "plain", "speed": "lognormal:60,1"}
 ALWAYS = np.ones(3, dtype=bool)
@@ -185,15 +190,36 @@ def test_engines_agree_on_generated_models(tmp_path, engine):
     assert {each.verdict for each in found} - {"refused"} == {"ok"}, found
 
 
+def on_the_gpu(*values):
+    return pytest.param("cuda", *values, marks=[pytest.mark.gpu, needs_gpu])
+
+
+def on_an_engine(device, engine, algorithm, **changes):
+    given = BASE | {"engine": engine, "rounds": 6, "model": "mlp:8", "asynchronous": 3, "checkpoint_every": 2}
+    return mf.Experiment(**given | {"weight_decay": 0.01, "momentum": 0.5, "algorithm": algorithm, "device": device} | changes)
+
+
+def timeless(history):
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in history.rows]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("engine", "algorithm"), [("workers", "fedvarp"), ("native", "fedbuff"), ("batched", "mimic")])
-def test_engines_agree_and_resume_with_the_same_bits(tmp_path, engine, algorithm):
+@pytest.mark.parametrize(
+    ("device", "engine", "algorithm"),
+    [
+        ("cpu", "workers", "fedvarp"),
+        ("cpu", "native", "fedbuff"),
+        ("cpu", "batched", "mimic"),
+        *(on_the_gpu(engine, algorithm) for engine in ("plain", "batched", "streams") for algorithm in ("fedbuff", "mimic")),
+    ],
+)
+def test_engines_agree_and_resume_with_the_same_bits(tmp_path, device, engine, algorithm):
     torch.set_num_threads(2)  # for workers; restored for every test
-    given = BASE | {"engine": engine, "rounds": 6, "model": "mlp:8"}
-    e = mf.Experiment(**given, algorithm=algorithm, asynchronous=3, checkpoint_every=2, weight_decay=0.01, momentum=0.5)
+    e = on_an_engine(device, engine, algorithm)
     plain, whole = (mf.run(replace(e, engine=name)) for name in ("plain", engine))
     assert max(max(row["staleness"]) for row in whole.rows) > 1
-    torch.testing.assert_close(whole.params, plain.params, rtol=1e-4, atol=1e-6)
+    assert all(a["virtual_seconds"] < b["virtual_seconds"] for a, b in itertools.pairwise(whole.rows))
+    torch.testing.assert_close(whole.params, plain.params, rtol=1e-4, atol=1e-6 if device == "cpu" else 1e-5)
 
     def stop(settings, row, rounds):
         if row["round"] == 3:
@@ -202,7 +228,49 @@ def test_engines_agree_and_resume_with_the_same_bits(tmp_path, engine, algorithm
     with pytest.raises(KeyboardInterrupt):
         mf.run(e, tmp_path / "broken", stop)
     assert RunFolder(tmp_path / "broken").load("checkpoint")[1]["engine"].startswith(engine)
-    assert torch.equal(mf.run(e, tmp_path / "broken").params, whole.params)
+    resumed = mf.run(e, tmp_path / "broken")
+    assert torch.equal(resumed.params, whole.params)
+    assert timeless(resumed) == timeless(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "engine", "algorithm"),
+    [
+        ("cpu", "batched", "mimic"),
+        *(on_the_gpu(engine, algorithm) for engine in ("batched", "streams") for algorithm in ("fedbuff", "mimic")),
+    ],
+)
+def test_engines_equal_plain_in_double_precision(tmp_path, device, engine, algorithm):
+    e = on_an_engine(device, engine, algorithm, dtype="float64")
+    plain, found = mf.run(replace(e, engine="plain")), mf.run(e, tmp_path)
+    assert RunFolder(tmp_path).load("checkpoint")[1]["engine"].startswith(engine)
+    torch.testing.assert_close(found.params, plain.params, rtol=1e-9, atol=1e-11)
+
+
+KILLED = """
+import os, signal, sys
+import mimicfl as mf
+from tests.simulation.test_asynchronous import on_an_engine
+
+def kill(settings, row, rounds):
+    if row["round"] == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+mf.run(on_an_engine(*sys.argv[2:]), sys.argv[1], kill)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("device", "engine", "algorithm"), [("cpu", "batched", "mimic"), on_the_gpu("streams", "mimic")])
+def test_a_killed_run_ends_with_the_bits_of_another_process(tmp_path, device, engine, algorithm):
+    words = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), device, engine, algorithm]
+    assert subprocess.run(words, cwd=ROOT, env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}).returncode == -signal.SIGKILL
+    folder = RunFolder(tmp_path / "killed")
+    assert not folder.finished
+    assert folder.load("checkpoint")[1]["engine"].startswith(engine)
+    e = on_an_engine(device, engine, algorithm)
+    assert torch.equal(mf.run(e, tmp_path / "killed").params, mf.run(e).params)
 
 
 @pytest.mark.parametrize("kind", [BatchedEngine, StreamsEngine])

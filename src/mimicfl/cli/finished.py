@@ -1,16 +1,17 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is used if the command, the settings file, the code of this package and every file of the runs are the
-same; otherwise the runs are inspected one by one, as if there were no memo. Sweeps that depend on other files (plugins, a data folder,
-a schedule in a file) have no memo.
+The memo is only a shortcut. It is used if the command, the settings file, the code of this package and of the plugins, and every file of
+the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there were no memo.
+Sweeps that may depend on anything else, such as plugins that read files, have no memo.
 """
 
 import contextlib
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from rich.text import Text
 
 from ..files import write_text
 from ..settings import read_settings
+from .plugin_code import Doubt, imported_as_found, plugin_code
 
 NAME = ".finished.json"
+MOST_FILES = 10_000  # of a data folder: more take longer to list than they save
 FILES = ("config.toml", "rows.jsonl", "final.safetensors")
 
 
@@ -28,15 +31,20 @@ FILES = ("config.toml", "rows.jsonl", "final.safetensors")
 class Memo:
     file: Path
     key: str
+    code: dict[str, str] = field(default_factory=dict)  # of plugins: their source files, and a hash of each
+    modules: frozenset[str] = field(default_factory=frozenset, compare=False)  # imported before the plugins
 
     @classmethod
     def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console) -> "Memo | None":
-        """The memo of this command; None if its result depends on files that the memo does not check."""
-        written = read_settings(Path(settings))
-        if any(_is_file(text) for text in _texts([written, given])) or {"plugins", "data_path"} & {*written, *given}:
+        """The memo of this command; None if its result may depend on something that the memo does not check."""
+        chosen = read_settings(Path(settings)) | given
+        code, data = _plugin_code(chosen.pop("plugins", [])), _data_files(chosen.pop("data_path", None), _texts(chosen))
+        varied = {str(name).replace("-", "_") for name in grid} if isinstance(grid := chosen.get("grid"), dict) else set()
+        if code is None or data is None or {"plugins", "data_path"} & varied:
             return None
-        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code()]
-        return cls(target / NAME, hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest())
+        stamps = {str(file): [*_stamp(file), file.stat().st_ctime_ns] for file in data}
+        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code(), code, stamps]
+        return cls(target / NAME, hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest(), code, frozenset(sys.modules))
 
     def replay(self, console: Console) -> bool:
         """Print what the finished command printed; False if anything has changed since."""
@@ -52,6 +60,8 @@ class Memo:
         return bool(shown)
 
     def keep(self, shown: str, runs: Iterable[Path], pages: Sequence[Path]) -> None:
+        if self.code and not imported_as_found(self.code, self.modules):
+            return
         files = [*(run / name for run in runs for name in FILES), *pages]
         with contextlib.suppress(OSError):  # only a shortcut
             write_text(self.file, json.dumps({"key": self.key, "shown": shown, "files": {str(file): _stamp(file) for file in files}}))
@@ -62,20 +72,37 @@ def _stamp(file: Path) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+def _plugin_code(plugins: Any) -> dict[str, str] | None:
+    """None also if the setting is not a list of names, which is then refused elsewhere."""
+    return plugin_code(plugins) if isinstance(plugins, list) and all(isinstance(name, str) for name in plugins) else None
+
+
+def _data_files(folder: Any, texts: Iterable[str]) -> list[Path] | None:
+    """The files that the data folder and specs such as `trace:phones.csv` name; None if it is not clear which."""
+    try:
+        found = [file for text in texts for file in _named_in(text)]
+        for file in Path(folder).resolve().rglob("*") if isinstance(folder, str) else ():
+            if file.is_symlink() or len(found) > MOST_FILES:
+                return None
+            found.append(file)
+    except (OSError, ValueError, Doubt):
+        return None
+    return sorted({file for file in found if not file.is_dir()})
+
+
+def _named_in(text: str) -> list[Path]:
+    files = [Path(part).resolve() for part in re.split(r"[:,=]", text) if part and Path(part).exists()]
+    if any(file.is_dir() for file in files) or ("/" in text and not files):
+        raise Doubt
+    return files
+
+
 def _texts(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, (list, tuple, dict)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from _texts(each)
-
-
-def _is_file(text: str) -> bool:
-    """Does a spec such as `explicit:schedule.csv` name a file?"""
-    try:
-        return "/" in text or any(part and Path(part).exists() for part in re.split(r"[:,=]", text))
-    except OSError:  # too long to be a file name
-        return False
 
 
 def _code() -> str:

@@ -16,8 +16,10 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
     own = _replacements(arguments)
     memo = Memo.of(target, arguments.file, own, console)
     if memo is not None and not arguments.dry_run and memo.replay(console):
-        return None
-    return _train(arguments, console, target, own, memo)
+        return
+    finished = _train(arguments, console, target, dict(own))
+    if finished is not None and memo is not None and memo == Memo.of(target, arguments.file, own, console):  # nothing was edited meanwhile
+        memo.keep(*finished)
 
 
 def _replacements(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -29,7 +31,8 @@ def _replacements(arguments: argparse.Namespace) -> dict[str, Any]:
     return own
 
 
-def _train(arguments: argparse.Namespace, console: Console, target: Path, own: dict[str, Any], memo: Memo | None) -> None:
+def _train(arguments: argparse.Namespace, console: Console, target: Path, own: dict[str, Any]) -> tuple[str, list[Path], list[Path]] | None:
+    """Train what is not finished and write the pages; returns what was printed, the runs and the pages, or None after a dry run."""
     from ..callbacks import make
     from ..errors import UsageError
     from ..experiments.execute import build_all, carry_out
@@ -54,7 +57,8 @@ def _train(arguments: argparse.Namespace, console: Console, target: Path, own: d
     own |= {"seed": seed_list(own["seed"])} if arguments.seeds is not None else {}
     plan = read_sweep(arguments.file, own, replaced_by(own))
     if arguments.dry_run:
-        return print_forecast(console, forecast(build_all(plan), target), target)
+        print_forecast(console, forecast(build_all(plan), target), target)
+        return None
     with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
         if arguments.ray:
             from ..experiments.cluster import carry_out_on
@@ -83,6 +87,5 @@ def _train(arguments: argparse.Namespace, console: Console, target: Path, own: d
             console.print(f"\n{cell}", style="bold", soft_wrap=True)
         print_report(console, report, explain=len(reports) == 1)
     shown, console.record = console.export_text(styles=True), False
-    if memo is not None:
-        memo.keep(shown, [target / name for name in plan], pages)
-    return console.print(f"{time.monotonic() - began:.0f} s", style="dim")
+    console.print(f"{time.monotonic() - began:.0f} s", style="dim")
+    return shown, [target / name for name in plan], pages

@@ -174,6 +174,7 @@ def _announcement(e: Experiment, out: Path) -> str:
 def _finish(console: Console, history: History, out: Path) -> None:
     last = history.rows[-1]
     result = shown_primary({key: history.last(key) for key in last}, history.config) or "not evaluated"
-    up, down = (f"{last[f'vectors_{way}']} vectors ({last[f'bytes_{way}'] / 1e6:.3g} MB) {way}" for way in ("up", "down"))
-    console.print(f"{result} after {last['round'] + 1} rounds, {last['uploads']} uploads; {up}, {down}", soft_wrap=True)
+    up, down = (f"{counted(last[f'vectors_{way}'], 'vector')} ({last[f'bytes_{way}'] / 1e6:.3g} MB) {way}" for way in ("up", "down"))
+    length = f"{counted(last['round'] + 1, 'round')}, {counted(last['uploads'], 'upload')}"
+    console.print(f"{result} after {length}; {up}, {down}", soft_wrap=True)
     console.print(f"report: mimicfl report {out}", soft_wrap=True)

@@ -9,18 +9,17 @@ import inspect
 import linecache
 import random
 import sys
-import sysconfig
 import textwrap
 import types
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .installed import is_installed
+
 LIBRARIES = {"mimicfl", "torch", "numpy", "builtins", *sys.stdlib_module_names}
-INSTALLED = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, Tensor, np.ndarray, np.generic)
 SETTINGS = (list, tuple, dict, set, frozenset, argparse.Namespace, types.SimpleNamespace, functools.partial, types.MethodType)
@@ -34,17 +33,13 @@ def is_custom(thing: Any) -> bool:
     module = str(getattr(thing, "__module__", None) or "builtins")
     if module == "__main__":  # even if the program is an installed tool, such as a test runner
         return True
-    return module.partition(".")[0] not in LIBRARIES and not _installed(getattr(sys.modules.get(module), "__file__", None))
-
-
-def _installed(file: str | None) -> bool:
-    return file is not None and str(Path(file).resolve()).startswith(INSTALLED)
+    return module.partition(".")[0] not in LIBRARIES and not is_installed(getattr(sys.modules.get(module), "__file__", None))
 
 
 def of_module(module: types.ModuleType) -> str:
     """Return a hash of the source for a module of the user, and the name for any other module."""
     file = getattr(module, "__file__", None)
-    if file is None or module.__name__.partition(".")[0] in LIBRARIES or _installed(file):
+    if file is None or module.__name__.partition(".")[0] in LIBRARIES or is_installed(file):
         return module.__name__
     return hashlib.sha256("".join(linecache.getlines(file)).encode()).hexdigest()[:16]
 

@@ -1,6 +1,7 @@
 """Figures: learning curves and client availability. The file extension selects PNG, SVG or PDF."""
 
 import math
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
 HEIGHT, LINE = 4.6, 0.19  # inches: the curves, and a line of the legend below them
 MOST_INSIDE, LONGEST_INSIDE = 6, 24  # labels and characters per label that fit inside the axes
 ABREAST, HANDLE = 118, 10  # characters per line of the legend, and the width of a line sample
-MOST_IN_ONE, PANELS_ABREAST = 8, 3  # curves in one chart, and panels side by side
+MOST_IN_ONE, PANELS_ABREAST, PANEL_LINE = 8, 3, 46  # curves in one chart, panels side by side, and characters per line of their titles
 LONGEST_NAME = 160  # characters of a name in a figure; the page shows the full name
 
 
@@ -83,7 +84,7 @@ def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
             axes.fill_between(x, mean - std, mean + std, color=colors[name], alpha=0.15, linewidth=0)
         if metric == "distance":
             axes.set_yscale("log")
-        axes.set_title(literal(setting), fontsize=8, color=INK, loc="left", wrap=True)
+        axes.set_title("\n".join(folded(literal(setting), PANEL_LINE)), fontsize=8, color=INK, loc="left")
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
@@ -160,6 +161,16 @@ def render(figure: Figure, target: Path | BinaryIO, kind: str, dpi: int) -> None
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # caused by very long names
         figure.savefig(target, format=kind, dpi=dpi)
+
+
+def folded(text: str, most: int) -> list[str]:
+    """Lines of at most `most` characters, broken after spaces and commas where possible."""
+    lines = [""]
+    for part in re.findall(rf"[^ ,]{{0,{most - 1}}}[ ,]|[^ ,]{{1,{most}}}", text):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > most:
+            lines.append("")
+        lines[-1] += part
+    return [line.strip() for line in lines]
 
 
 def literal(text: str) -> str:

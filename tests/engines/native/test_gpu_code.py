@@ -1,5 +1,7 @@
 """The native engine's GPU code equals the plain engine: computed by one CPU thread, item by item, and on a GPU where there is one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +85,22 @@ def test_networks_equal_plain(name, device):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("batch", [8, 40])
+def test_gradients_that_are_sent_equal_plain(device, batch):
+    clients = clients_of((1, 8, 8), device)
+    model = MODELS["mlp"]().to(device)
+    local = mf.LocalSGD(epochs=2, batch_size=batch, weight_decay=0.1)
+    first, second = requests_of(model, clients, local)
+    asked = [replace(first, task=replace(first.task, send=("last_gradient", "first_gradient"))), second]
+    ours = NativeGpuEngine(model, clients, as_loss("cross-entropy")).train(asked)
+    plain = PlainEngine(model, clients, as_loss("cross-entropy")).train(asked)
+    assert ours[1].sent == {}
+    for name in ("first_gradient", "last_gradient"):
+        torch.testing.assert_close(ours[0].sent[name], plain[0].sent[name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", DEVICES)
 def test_mse_equals_plain(device):
     clients = clients_of((6,), device, uint8=False, loss="mse", outputs=3)
     assert_equals_plain(mf.models.MLP(6, 11, 3), clients, mf.LocalSGD(epochs=2, batch_size=16), loss="mse")
@@ -121,7 +139,7 @@ def test_generated_networks_equal_plain(found, batch, seed):
 @pytest.mark.gpu
 @needs_gpu
 @given(networks(), st.integers(1, 40), st.integers(0, 2**31))
-@settings(max_examples=30)
+@settings(max_examples=8)
 def test_generated_networks_equal_plain_on_a_gpu(found, batch, seed):
     torch.manual_seed(seed)
     model, shape = found
@@ -215,7 +233,9 @@ def test_parts_of_a_linear_layer_are_not_empty(inputs, outputs, lanes):
 @pytest.mark.parametrize("algorithm", ["mimic", "scaffold", "fedprox:mu=0.1"])
 def test_resumed_runs_are_bit_equal_on_a_gpu(tmp_path, algorithm, digits):
     given = {**digits, "algorithm": algorithm, "availability": "static:0.5", "rounds": 4, "device": "cuda", "engine": "native"}
-    whole = mf.simulate(**given)
+    told = []
+    whole = mf.simulate(**given, notice=told.append)
+    assert told[0].startswith("engine native")  # no fallback
 
     def stop(row, total):
         if row["round"] == 2:

@@ -50,9 +50,9 @@ class Network:
         return (y.long() if self.kind == "cross-entropy" else y.float()).contiguous()
 
 
-def refuse_requests(requests: Any) -> None:
-    """Raise `Unsupported` if the clients of a request do more than compiled code can: other optimizers, other uploads."""
-    if sent := [name for request in requests for name in request.task.send]:
+def refuse_requests(requests: Any, sends: bool = False) -> None:
+    """Raise `Unsupported` if the clients of a request do more than compiled code can: other optimizers and, unless it `sends`, uploads."""
+    if not sends and (sent := [name for request in requests for name in request.task.send]):
         raise Unsupported(f"clients of its algorithm also send {sent[0]}")
     for local in {id(request.local): request.local for request in requests}.values():
         if local.rule is not None or local.lr_multipliers:

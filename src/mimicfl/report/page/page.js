@@ -5,7 +5,12 @@ function options(select, entries) {
 
 function update() {
   drawChart(); drawRates(); drawClasses(); drawParticipation(); drawClients(); drawTested();
-  document.querySelectorAll("tr[data-group]").forEach((row) => { row.hidden = filtered(DATA.groups[+row.dataset.group]); });
+  const drawn = new Map(panels(kept()).flatMap((p) => p.lines.map((g) => [g.label, g])));  // the table's lines look as those of the chart
+  document.querySelectorAll("tr[data-group]").forEach((row) => {
+    const g = DATA.groups[+row.dataset.group], swatch = row.querySelector(".swatch");
+    row.hidden = filtered(g);
+    if (swatch && drawn.has(g.label)) swatch.outerHTML = swatchOf(drawn.get(g.label));
+  });
   remember();
 }
 
@@ -62,16 +67,28 @@ function curvesCsv() {
   return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
 }
 
+// Lines of at most so many characters, broken after spaces and commas where possible.
+function folded(words, most) {
+  const lines = [""];
+  for (const part of words.match(new RegExp(`[^ ,]{0,${most - 1}}[ ,]|[^ ,]{1,${most}}`, "g")) || []) {
+    if (lines.at(-1) && (lines.at(-1) + part).trimEnd().length > most) lines.push("");
+    lines[lines.length - 1] += part;
+  }
+  return lines.map((line) => line.trim());
+}
+
 // All panels as one SVG with the styles of the page.
 function chartSvg() {
   const figures = [...$("chart").querySelectorAll("figure")], columns = +css("--columns") || +$("chart").style.getPropertyValue("--columns") || 1;
-  const [w, h] = ["width", "height"].map((key) => +figures[0].querySelector("svg").getAttribute(key)), head = figures.length > 1 ? 22 : 0;
+  const [w, h] = ["width", "height"].map((key) => +figures[0].querySelector("svg").getAttribute(key));
+  const titles = figures.map((figure) => folded(figure.querySelector("figcaption")?.textContent ?? "", Math.floor((w - 58) / 8)));
+  const head = figures.length > 1 ? 7 + 15 * Math.max(...titles.map((lines) => lines.length)) : 0;
   const legend = [...$("legend").querySelectorAll("button:not(.off)")];
   const W = columns * (w + 14), rows = Math.ceil(figures.length / columns), H = rows * (h + head) + 20 * legend.length + 12;
   let svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${W}" height="${H}" font-family="sans-serif"><style>text{fill:${css("--ink")};font-size:12px}.grid{stroke:${css("--line")}}</style><rect width="100%" height="100%" fill="${css("--paper")}"/>`;
   figures.forEach((figure, k) => {
-    const [x, y] = [(k % columns) * (w + 14), Math.floor(k / columns) * (h + head)], caption = figure.querySelector("figcaption");
-    if (caption) svg += `<text x="${x + 58}" y="${y + 15}" font-weight="bold">${text(caption.textContent)}</text>`;
+    const [x, y] = [(k % columns) * (w + 14), Math.floor(k / columns) * (h + head)], below = head - 7 - 15 * titles[k].length;
+    titles[k].forEach((line, n) => { svg += `<text x="${x + 58}" y="${y + below + 15 * (n + 1)}" font-weight="bold">${text(line)}</text>`; });
     svg += `<svg x="${x}" y="${y + head}" width="${w}" height="${h}">${figure.querySelector("svg").innerHTML}</svg>`;
   });
   legend.forEach((button, k) => { svg += `<svg x="58" y="${rows * (h + head) + 6 + 20 * k}" width="38" height="10">${button.querySelector("svg").innerHTML}</svg><text x="104" y="${rows * (h + head) + 15 + 20 * k}">${text(button.textContent)}</text>`; });

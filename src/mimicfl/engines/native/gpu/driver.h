@@ -15,6 +15,9 @@ struct Round {
   const float* eta;         // [m]
   const float* mu;          // [m]
   const float* beta;        // [m] momentum
+  const float* decay;       // [m] weight decay, which the gradients that are sent include
+  float* sent_first;        // [m, D] out: the gradient of the first step, if FIRST
+  float* sent_last;         // [m, D] out: and of the last, if LAST
   float* space;             // [blocks, SPACE]: parameters, sums and large activations of a block
   int32_t* next;            // the next job, 0 at the start
   int32_t m;
@@ -35,9 +38,12 @@ DEVICE void train_one(const Round& r, int c, int block, float* shared, double* t
   EACH(lane, LANES) total[lane] = 0;
   net.prepare(w0);
   const int32_t* rows = r.rows + r.begin[c];
-  Step step{w, g, u, space + 2 * Net::ROOM, w0, r.shift[c], r.eta[c], r.mu[c], r.beta[c], true, true};
+  Step step{w, g, u, space + 2 * Net::ROOM, w0, r.shift[c]};
+  step.eta = r.eta[c], step.mu = r.mu[c], step.beta = r.beta[c], step.decay = r.decay[c];
+  step.sent_first = r.sent_first + (size_t)c * Net::D, step.sent_last = r.sent_last + (size_t)c * Net::D;
   LOOP for (int64_t k = r.step[2 * c]; k < r.step[2 * c + 1]; k++) {
     const int batch = r.sizes[k];
+    step.opening = k == r.step[2 * c], step.closing = k + 1 == r.step[2 * c + 1];
     for (int at = 0; at == 0 || (PARTS && at < batch); at += LANES) {
       const int count = batch - at < LANES ? batch - at : LANES;
       SYNC;

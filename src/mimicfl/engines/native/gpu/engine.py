@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ....clients.losses import Loss
+from ....clients.params import copy_sharing_frozen
 from ....clients.train import draw
 from ....data.clients import Clients, Holdout
 from ....data.samples import single
@@ -16,7 +17,7 @@ from ...population import largest
 from ..network import refuse_requests
 from ..verify import verify
 from .generate import EXTRAS
-from .program import DeviceProgram, Plan
+from .program import SENT, DeviceProgram, Plan
 
 LANES = (8, 16, 32)  # samples that a block processes at once
 USUAL = 16
@@ -37,6 +38,7 @@ class NativeGpuEngine:
     def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
         if clients.data.augment:
             raise Unsupported("its data is augmented")
+        model = copy_sharing_frozen(model, clients.device)
         self.model, self.clients, self.loss = model, clients, loss
         self.programs: dict[tuple[int, frozenset[str]], DeviceProgram] = {}
         program = self._program(USUAL, frozenset(EXTRAS))
@@ -56,7 +58,7 @@ class NativeGpuEngine:
         return NativeGpuEngine(model, self.clients, self.loss)
 
     def train(self, requests: Sequence[TrainRequest]) -> list[ClientUpdates]:
-        refuse_requests(requests)
+        refuse_requests(requests, sends=True)
         if any(request.local.clip_norm for request in requests):
             raise Unsupported("its clients clip gradients, which native supports on a CPU only")
         found: dict[int, ClientUpdates] = {}
@@ -79,10 +81,14 @@ class NativeGpuEngine:
                 which.append(parts[key][0])
         counts = [len(request.active) for request in requests]
         plan, steps = self._plan(requests, counts, [part for _, part in parts.values()], np.array(which), program)
-        g, loss = program.train(plan)
+        g, loss, sent = program.train(plan)
         K = program.on_device(steps, np.int64)
-        mean = (loss / K).to(torch.float32)
-        return [ClientUpdates(*rows) for rows in zip(g.split(counts), K.split(counts), mean.split(counts), strict=True)]
+        columns = [rows.split(counts) for rows in (g, K, (loss / K).to(torch.float32))]
+        vectors = {name: rows.split(counts) for name, rows in sent.items()}
+        return [
+            ClientUpdates(columns[0][k], columns[1][k], columns[2][k], sent={name: vectors[name][k] for name in request.task.send})
+            for k, request in enumerate(requests)
+        ]
 
     def _plan(
         self, requests: list[TrainRequest], counts: list[int], parts: list[Part], which: np.ndarray, program: DeviceProgram
@@ -141,7 +147,8 @@ def _extras(request: TrainRequest, parts: bool) -> frozenset[str]:
     """What the local steps of these clients have besides the gradient."""
     task = request.task
     found = {"SHIFT": isinstance(task.shift, Tensor) or task.shift != 0, "PROX": task.mu != 0, "MOMENTUM": request.local.momentum != 0}
-    return frozenset(name for name, has in {**found, "PARTS": parts}.items() if has)
+    found |= {"PARTS": parts, **{SENT[name]: True for name in task.send}}
+    return frozenset(name for name, has in found.items() if has)
 
 
 def _rates(requests: list[TrainRequest]) -> dict[str, list[float]]:
@@ -149,4 +156,5 @@ def _rates(requests: list[TrainRequest]) -> dict[str, list[float]]:
         "eta": [request.eta_L for request in requests],
         "mu": [request.task.mu for request in requests],
         "beta": [request.local.momentum for request in requests],
+        "decay": [request.local.l2 for request in requests],
     }

@@ -9,7 +9,7 @@ from ..trace import Layer
 from .plan import THREADS, ConvShape, plan_conv, plan_linear
 
 HERE = Path(__file__).parent
-EXTRAS = ("SHIFT", "PROX", "MOMENTUM", "PARTS")  # PARTS: batches larger than the lanes, in several parts
+EXTRAS = ("SHIFT", "PROX", "MOMENTUM", "PARTS", "FIRST", "LAST")  # PARTS: larger batches than lanes; FIRST, LAST: gradients that are sent
 MOST_TAPS, MOST_WINDOW = 49, 9  # larger ones do not fit into registers
 
 

@@ -16,8 +16,8 @@ DEVICE float deactivate(float y, float d) {
   return d;
 }
 
-// A local step: where the parameters are, and how gradients are applied to them. SHIFT, PROX, MOMENTUM and PARTS say what the clients of a
-// program may have; code for the rest is left out, because a step's code should fit into the instruction cache.
+// A local step: where the parameters are, and how gradients are applied to them. SHIFT, PROX, MOMENTUM, PARTS, FIRST and LAST say what the
+// clients of a program may have; code for the rest is left out, because a step's code should fit into the instruction cache.
 struct Step {
   float* w;
   float* g;
@@ -25,8 +25,11 @@ struct Step {
   float* sum;         // gradient of the earlier parts of a batch
   const float* w0;
   const float* shift;  // null without
-  float eta, mu, beta;
-  bool first, last;  // part of the batch
+  float* sent_first;   // the gradient of the first step
+  float* sent_last;    // and of the last
+  float eta, mu, beta, decay;
+  bool first, last;      // part of the batch
+  bool opening, closing;  // step of the client
 
   // h = grad + shift + mu (w - w_t), replaced by u = beta u + h if there is momentum; w -= eta h, g += h, for N parameters from k on, each
   // STRIDE apart, of which `count` exist. Their loads come before the first store, so that they wait for memory together. Returns whether the
@@ -41,6 +44,8 @@ struct Step {
     }
     float now[N], total[N];
     MOST(n) now[n] = w[k + n * STRIDE], total[n] = load_once(g + k + n * STRIDE);
+    if (FIRST && opening) MOST(n) sent_first[k + n * STRIDE] = h[n] + decay * now[n];
+    if (LAST && closing) MOST(n) sent_last[k + n * STRIDE] = h[n] + decay * now[n];
     if (SHIFT && shift) MOST(n) h[n] += shift[k + n * STRIDE];
     if (PROX && mu != 0.f) MOST(n) h[n] += mu * (now[n] - w0[k + n * STRIDE]);
     if (MOMENTUM && u) {

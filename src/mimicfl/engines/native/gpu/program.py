@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ....clients.local_update import GRADIENTS
 from ....clients.losses import Loss
 from ....data.dataset import Data
 from ...capabilities import unsupported_on_error
@@ -16,6 +17,7 @@ from .cuda import Kernels, shared_memory
 from .generate import generate
 from .plan import THREADS
 
+SENT = dict(zip(GRADIENTS, ("FIRST", "LAST"), strict=True))
 RESERVED = 1024  # bytes of shared memory for the kernel's own variables
 EMULATED = 227 * 1024  # bytes of shared memory of the emulated block
 
@@ -25,7 +27,7 @@ class Round(ctypes.Structure):
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("w0", "model", "g", "loss", "pool", "table", "target", "rows", "begin", "sizes", "step")],
-        *[(name, ctypes.c_void_p) for name in ("shift", "eta", "mu", "beta", "space", "next")],
+        *[(name, ctypes.c_void_p) for name in ("shift", "eta", "mu", "beta", "decay", "sent_first", "sent_last", "space", "next")],
         ("m", ctypes.c_int32),
     ]
 
@@ -46,6 +48,7 @@ class Plan:
     eta: Tensor  # [m]
     mu: Tensor  # [m]
     beta: Tensor  # [m]
+    decay: Tensor  # [m]
 
 
 class DeviceProgram(Network):
@@ -56,7 +59,7 @@ class DeviceProgram(Network):
         self, model: nn.Module, data: Data, loss: Loss, lanes: int, device: torch.device, extras: frozenset[str] = frozenset()
     ) -> None:
         super().__init__(model, data, loss)
-        self.device, cuda = device, device.type == "cuda"
+        self.device, self.extras, cuda = device, extras, device.type == "cuda"
         limit = shared_memory(device) if cuda else EMULATED
         self.source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
         self.table = self.table.to(device)
@@ -73,20 +76,22 @@ class DeviceProgram(Network):
             self.spaces = torch.empty(blocks, self.space, dtype=torch.float32, device=self.device)
         return self.spaces
 
-    def train(self, plan: Plan) -> tuple[Tensor, Tensor]:
-        """Train one round; return g [m, d] and the summed batch losses [m]."""
+    def train(self, plan: Plan) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        """Train one round; return g [m, d], the summed batch losses [m], and the gradients [m, d] that are sent."""
         m = len(plan.begin)
         g = torch.empty(m, self.dimension, dtype=torch.float32, device=self.device)
         loss = torch.empty(m, dtype=torch.float64, device=self.device)
+        sent = {name: torch.empty_like(g) for name in GRADIENTS if SENT[name] in self.extras}
         following = torch.zeros(1, dtype=torch.int32, device=self.device)
         held = {each.name: getattr(plan, each.name) for each in fields(plan)}
         held |= {"g": g, "loss": loss, "table": self.table, "space": self._space(min(m, self.blocks)), "next": following}
+        held |= {f"sent_{name.split('_')[0]}": tensor for name, tensor in sent.items()}
         given = Round(**{name: tensor.data_ptr() for name, tensor in held.items()}, m=m)
         if self.kernels:
             self.kernels.launch("mimicfl_train", min(m, self.blocks), THREADS, self.shared, [given])
         else:
             self.library.mimicfl_train(ctypes.byref(given))  # type: ignore[union-attr]
-        return g, loss
+        return g, loss, sent
 
     def evaluate(self, w: Tensor, pool: Tensor) -> Tensor:
         """Return the outputs [models, n, outputs] of models [models, d] in evaluation mode."""
@@ -112,9 +117,9 @@ class DeviceProgram(Network):
         n, zero, up = len(pool), np.zeros(1), self.on_device
         steps, rows = up(np.array([0, 1]), np.int64), up(np.arange(n), np.int32)
         first, sizes = up(zero, np.int64), up(np.array([n]), np.int32)
-        rates = [up(zero, np.float32) for _ in range(3)]
+        rates = [up(zero, np.float32) for _ in range(4)]
         plan = Plan(w[None], up(zero, np.int32), pool, target, rows, first, sizes, steps, up(zero, np.int64), *rates)
-        g, loss = self.train(plan)
+        g, loss, _ = self.train(plan)
         return g[0], loss
 
     def on_device(self, array: np.ndarray, kind: type) -> Tensor:

@@ -1,0 +1,179 @@
+"""The source files that importing plugins would run, found without running them.
+
+A finished sweep is repeated from its memo only if this code has not changed. What a plugin does is not known before it runs, so the code is
+also read for what a hash of it does not cover: other libraries, files, environment variables, the clock. Any doubt means that there is no
+memo, and that the plugins are imported and every run is inspected.
+"""
+
+import ast
+import hashlib
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from ..fingerprint.installed import is_installed
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What these return depends on their arguments only, but for the names in OUTSIDE.
+LIBRARIES = _words("""
+    __future__ abc bisect collections contextlib copy dataclasses decimal enum fractions functools heapq itertools math mimicfl numbers
+    numpy operator os pathlib random re statistics string sys torch types typing typing_extensions warnings
+""")
+BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
+# Built-in functions; `model.eval()` and `re.compile` are harmless.
+FUNCTIONS = _words("__import__ breakpoint compile eval exec globals input open")
+# Names by which code of these libraries reads files, the environment or the machine.
+OUTSIDE = _words("""
+    DataSource __builtins__ __loader__ __spec__ argv cwd environ environb exists expanduser expandvars frame from_file fromfile genfromtxt
+    getcwd getenv glob home hub is_dir is_file isdir isfile iterdir listdir load load_library load_url loadtxt lstat memmap open
+    open_memmap read read_bytes read_text rglob scandir stat walk
+""")
+OTHER_MODULES = (".pyc", ".so", ".pyd")  # modules without source
+
+
+class Doubt(Exception):
+    """The result may depend on more than the source files found."""
+
+
+def plugin_code(plugins: Sequence[str]) -> dict[str, str] | None:
+    """A hash of every source file that the plugins consist of, by its path; None if there may be more that they depend on."""
+    try:
+        own = [Path(name).resolve().parent for name in plugins if name.endswith(".py")]
+        search = _Search(list(dict.fromkeys([*own, *(Path(each).resolve() for each in sys.path)])))
+        for name in plugins:
+            if name.endswith(".py"):
+                search.read(Path(name).resolve(), package="")
+            else:
+                search.module(name)
+    except (Doubt, OSError, SyntaxError, ValueError, RecursionError):
+        return None
+    return {str(file): content for file, content in sorted(search.found.items())}
+
+
+def imported_as_found(code: Collection[str], earlier: Collection[str]) -> bool:
+    """Is all code of the user that was imported since `earlier`, the names of modules, among the files that were found?
+
+    A module that was imported before is doubtful: its file may have changed since. Files of plugins are imported again if they change.
+    """
+    for name, module in list(sys.modules.items()):
+        file = _file_of(module)
+        if file is None or is_installed(file) or name.partition(".")[0] in BEFORE_PLUGINS or module is sys.modules["__main__"]:
+            continue
+        known = str(file) in code
+        if known == (name in earlier) and not (known and name.startswith("mimicfl_plugin_")):
+            return False
+    return True
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    name = getattr(module, "__file__", None)
+    return Path(name).resolve() if isinstance(name, str) else None
+
+
+class _Search:
+    def __init__(self, folders: list[Path]) -> None:
+        self.folders = folders
+        self.found: dict[Path, str] = {}
+
+    def read(self, file: Path, package: str) -> None:
+        """Add a source file and the modules of the user that it imports."""
+        if file in self.found:
+            return
+        text = file.read_bytes()
+        self.found[file] = hashlib.sha256(text).hexdigest()
+        for node in _executed(ast.parse(text)):
+            _check(node, [file.parent, Path.cwd()])
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.module(alias.name)
+            elif isinstance(node, ast.ImportFrom):
+                source = _absolute(node, package)
+                self.module(source)
+                for name in {alias.name for alias in node.names} - {"*"}:
+                    self.module(f"{source}.{name}", optional=True)  # a name in the module, or a module
+
+    def module(self, name: str, optional: bool = False) -> None:
+        """Add the files of a module of the user: `a.b` runs a/__init__.py and a/b.py."""
+        folders, parts = self.folders, name.split(".")
+        for depth, part in enumerate(parts):
+            if depth == 0 and part in LIBRARIES:
+                if part != "mimicfl" and any(_places(folder / part) for folder in folders if not is_installed(folder)):
+                    raise Doubt  # a file of the user with the name of a library
+                return
+            places = [place for folder in folders for place in _places(folder / part)]
+            if not places and optional and depth == len(parts) - 1:
+                return
+            if len(places) != 1 or is_installed(places[0]):
+                raise Doubt
+            [place], package = places, ".".join(parts[: depth + 1])
+            if place.is_dir():
+                folders = [place]
+                if (place / "__init__.py").is_file():
+                    self.read(place / "__init__.py", package)
+            else:
+                folders = []
+                self.read(place, package.rpartition(".")[0])
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    """The module that `from ..a import b` names."""
+    parts = package.split(".") if package else []
+    if node.level > len(parts):
+        raise Doubt
+    return ".".join([*parts[: len(parts) - node.level + 1 if node.level else 0], *filter(None, [node.module])])
+
+
+def _places(path: Path) -> list[Path]:
+    """The folder or file of a module at this path without ending."""
+    endings = [each for each in path.parent.glob(f"{path.name}.*") if each.name.endswith(OTHER_MODULES)] if path.parent.is_dir() else []
+    if endings or path.parent.is_file():  # no source, or an archive
+        raise Doubt
+    return [each for each in (path, path.with_name(f"{path.name}.py")) if (each.is_dir() if each == path else each.is_file())]
+
+
+def _executed(tree: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those below `if __name__ == "__main__"`, which an import does not run."""
+    pending = [tree]
+    while pending:
+        node = pending.pop()
+        yield node
+        main = isinstance(node, ast.If) and ast.unparse(node.test) in ("__name__ == '__main__'", "'__main__' == __name__")
+        pending += node.orelse if main and isinstance(node, ast.If) else ast.iter_child_nodes(node)
+
+
+def _check(node: ast.AST, folders: list[Path]) -> None:
+    """Refuse code that may read more than source files."""
+    names: list[str] = []
+    if isinstance(node, ast.Name):
+        names = [node.id]
+        if node.id in FUNCTIONS:
+            raise Doubt
+    elif isinstance(node, ast.Attribute):
+        names = [node.attr]
+        if isinstance(node.value, ast.Name) and node.value.id in ("os", "sys") and node.attr != "path":
+            raise Doubt
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        names = [part for alias in node.names for part in alias.name.split(".")]
+        narrow = any(alias.name in ("os", "sys") and alias.asname for alias in node.names)
+        if narrow or (isinstance(node, ast.ImportFrom) and node.module in ("os", "sys") and names != ["path"]):
+            raise Doubt
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        names = [node.value]
+        if _names_a_file(node.value, folders):
+            raise Doubt
+    if OUTSIDE & set(names):
+        raise Doubt
+
+
+def _names_a_file(text: str, folders: list[Path]) -> bool:
+    if not text.strip("./ "):
+        return False
+    try:
+        return any((folder / text).exists() for folder in folders)
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False

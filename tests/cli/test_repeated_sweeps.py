@@ -1,0 +1,165 @@
+"""A finished sweep with plugins is repeated without importing them, unless their result may have changed."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from mimicfl.cli.finished import Memo
+from mimicfl.cli.plugin_code import imported_as_found, plugin_code
+from tests.cli.conftest import call
+from tests.cli.test_everyday import without_torch
+from tests.conftest import ROOT
+
+PLUGIN = """
+import sys
+from pathlib import Path
+
+import mimicfl as mf
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from beside.rule import pace
+
+@mf.register("mine")
+class Mine(mf.FedAvg):
+    def aggregate(self, state, active, g, step):
+        state.w = state.w - pace() * step.eta * step.mean(g)
+"""
+GRID = """rounds = 1
+epochs = 1
+num_clients = 4
+availability = "always"
+plugins = ["mine.py"]
+[grid]
+algorithm = ["mine"]
+seed = 1
+"""
+
+
+@pytest.fixture
+def sweep(monkeypatch, capsys):
+    """Repeats the sweep as a new process would, with nothing of the user imported; returns its exit status and what it printed."""
+    Path("beside").mkdir()
+    Path("beside/rule.py").write_text("def pace():\n    return 0.5\n")
+    Path("mine.py").write_text(PLUGIN)
+    Path("grid.toml").write_text(GRID)
+
+    def repeat():
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "path", list(sys.path))
+            status = call("sweep", "grid.toml")
+        for name in [name for name in sys.modules if name.startswith(("beside", "mimicfl_plugin_mine"))]:
+            del sys.modules[name]
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return repeat
+
+
+@pytest.mark.slow
+def test_repeats_without_pytorch(sweep):
+    status, first = sweep()
+    assert (status, "all runs are finished" in first) == (0, False)
+    again = without_torch("sweep", "grid.toml").stdout
+    assert "all runs are finished" in again
+    assert [line for line in again.splitlines() if "%" in line and line in first.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("file", "old"), [("mine.py", "step.eta"), ("beside/rule.py", "0.5")])
+def test_changed_code_is_noticed(sweep, file, old):
+    assert sweep()[0] == 0
+    assert "all runs are finished" in sweep()[1]
+    text = Path(file).read_text()
+    Path(file).write_text(text.replace(old, f"2 * {old}"))
+    status, shown = sweep()
+    assert status == 2
+    assert "all runs are finished" not in shown
+    Path(file).write_text(text)
+    assert "all runs are finished" in sweep()[1]
+
+
+@pytest.mark.slow
+def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
+    """Its file may have been edited since: then the code that ran is not the code in the file."""
+    monkeypatch.syspath_prepend(Path.cwd())
+    code, before = plugin_code(["mine.py"]), set(sys.modules)
+    assert {Path(file).name for file in code} == {"mine.py", "rule.py"}
+    importlib.import_module("beside.rule")
+    assert imported_as_found(code, before)
+    assert not imported_as_found(code, set(sys.modules))
+    assert not imported_as_found(plugin_code([]), before)
+    assert sweep()[0] == 0
+    assert not Path("runs/grid/.finished.json").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\nx = np.load('x' + '.npy')",
+        "from numpy import loadtxt as read_it",
+        "x = open(name)",
+        "from pathlib import Path\nx = Path(name).read_text()",
+        "import os\nx = os.environ['PACE']",
+        "from os import getenv",
+        "import os as system",
+        "import sys\nx = sys.platform",
+        "import time",
+        "def later():\n    import sklearn",
+        "import torch\nx = torch.hub.load(name)",
+        "import mimicfl as mf\nx = mf.read('runs/x')",
+        "x = __import__(name)",
+        "exec(text)",
+        "x = 'values.csv'",
+        "import nowhere_to_be_found",
+        "import twice",
+        "import compiled",
+        "import random",
+        "from . import rule",
+        "from package import doubtful",
+        "this is no Python",
+    ],
+)
+def test_doubtful_code_has_no_memo(text):
+    Path("values.csv").touch()
+    Path("random.py").touch()  # it may be imported instead of the library
+    Path("compiled.so").touch()
+    for folder in ("twice", "package"):
+        Path(folder).mkdir()
+    Path("twice.py").touch()
+    Path("package/doubtful.py").write_text("from .more import x")
+    Path("package/more.py").write_text("import os\nx = os.getcwd()")
+    Path("mine.py").write_text(text)
+    assert plugin_code(["mine.py"]) is None
+
+
+def test_what_needs_no_doubt():
+    Path("package").mkdir()
+    Path("package/rule.py").write_text("from .other import *\nfrom . import other")
+    Path("package/other.py").write_text("from __future__ import annotations\nimport torch.nn.functional as F")
+    Path("mine.py").write_text(
+        "import os.path, re\nfrom package.rule import x\nhere = os.path.dirname(__file__)\nre.compile('a').match('b')"
+    )
+    assert {Path(file).name for file in plugin_code(["mine.py"])} == {"mine.py", "rule.py", "other.py"}
+    for name in ("own_algorithm", "own_availability", "own_model_and_data"):
+        assert len(plugin_code([str(ROOT / f"examples/{name}.py")])) == 1
+    assert plugin_code([]) == {}
+    assert plugin_code(["nowhere.py"]) is None
+
+
+@pytest.mark.parametrize(("settings", "file"), [('data_path = "data"', "data/deep/values.csv"), ('availability = "trace:t.csv"', "t.csv")])
+def test_data_is_compared(settings, file):
+    def memo():
+        return Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
+
+    Path("data/deep").mkdir(parents=True)
+    Path("grid.toml").write_text(f"{settings}\n[grid]\nseed = 2\n")
+    Path(file).write_text("1,2,3")
+    before = memo()
+    assert before == memo()
+    Path(file).write_text("1,2,4")
+    assert before != memo()
+    Path("data/link").symlink_to("/")
+    assert (memo() is None) == (file != "t.csv")
