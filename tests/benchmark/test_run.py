@@ -11,8 +11,10 @@ import mimicfl as mf
 from mimicfl.benchmark import run as module
 from mimicfl.benchmark.processes import Worker
 from mimicfl.benchmark.progress import progress_of
+from mimicfl.benchmark.queue import plan_of
 from mimicfl.benchmark.records import plans, read_cell
 from mimicfl.benchmark.run import run_part
+from mimicfl.benchmark.suite import PARTS
 from mimicfl.callbacks import send
 from mimicfl.data.holdout import held_out
 from mimicfl.experiments.build import load_data
@@ -158,6 +160,21 @@ def test_processes_stop_when_the_time_is_up(tiny, tmp_path):
 def test_a_mistake_is_reported_once_by_processes(tiny, tmp_path):
     with pytest.raises(mf.UsageError, match="streams needs a GPU"):
         run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {"engine": "streams"}, processes=2)
+
+
+def test_engines_on_a_gpu():
+    """Compiled code trains small networks, but not clients that send more than their updates."""
+
+    def engine(part, algorithm, **settings):
+        cell = next(cell for cell in PARTS[part].cells() if cell.grid.algorithm == algorithm)
+        [e] = plan_of([(cell, next(iter(cell.tuning(cell.grid.configs()[0]).values())))], settings).values()
+        return e.engine
+
+    assert engine("fmnist", "mimic", device="cuda") == "native"
+    assert engine("fmnist", "focus", device="cuda").startswith("batched:")
+    assert engine("cifar10", "mimic", device="cuda").startswith("batched:")
+    assert engine("fmnist", "mimic", device="cuda", engine="streams") == "streams"
+    assert engine("fmnist", "mimic", device="cpu") == "auto"
 
 
 def test_processes_and_trackers_are_refused(tiny, tmp_path):

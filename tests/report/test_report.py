@@ -218,7 +218,7 @@ def test_page_names_unfinished_runs(tmp_path):
 
     with pytest.raises(Stop):
         mf.run(mf.Experiment(rounds=5), tmp_path / "run", stop)
-    assert "1 of 1 runs are not finished; continue with mimicfl resume" in write_report([tmp_path / "run"]).page.read_text()
+    assert "0 of 1 run finished; continue with mimicfl resume" in write_report([tmp_path / "run"]).page.read_text()
     with lock_folder(tmp_path / "run"):  # as a process that trains it does
         said = write_report([tmp_path / "run"]).unfinished
     assert "running" in said

@@ -21,7 +21,14 @@ Say = Callable[[str], None]
 
 def plan_of(batch: Batch, settings: dict[str, Any]) -> Plan:
     """The experiments by name, with settings such as the device that are not part of the benchmark."""
-    return {e.name: dataclasses.replace(e, **settings) for _, e in batch}
+    choose = "engine" not in settings and str(settings.get("device")).startswith("cuda")
+    return {e.name: dataclasses.replace(e, **settings | ({"engine": gpu_engine(cell)} if choose else {})) for cell, e in batch}
+
+
+def gpu_engine(cell: Cell) -> str:
+    """The engine for a cell's runs on a GPU; with both, the result of a run does not depend on the runs that train with it."""
+    small = str(cell.part.settings["model"]).partition(":")[0] in ("lenet", "mlp")
+    return "native" if small else "batched:160:compiled"
 
 
 class Queue:

@@ -52,11 +52,6 @@ class Part:
     def rounds(self) -> int:
         return int(self.settings["rounds"])
 
-    @property
-    def gpu_engine(self) -> str:
-        """An engine for a GPU with which the result of a run does not depend on the runs that train with it."""
-        return "native" if self.settings["model"] in ("lenet", "mlp:32") else "batched:160:compiled"
-
     def cells(self) -> "list[Cell]":
         return [Cell(self, pattern, grid) for pattern in self.patterns for grid in self.grids]
 

@@ -69,8 +69,7 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
     part = find_part(arguments.parts[0])
     trackers = [make_tracker(spec) for spec in arguments.track]
     settings = given(arguments)
-    device = find_device(str(settings.get("device", "cpu")))
-    settings |= {"device": str(device)} | ({"engine": part.gpu_engine} if device.type == "cuda" and "engine" not in settings else {})
+    settings["device"] = str(find_device(str(settings.get("device", "cpu"))))
     records, out = Path(arguments.records or RECORDS), Path(arguments.out or RUNS)
     cells = _cells(arguments, part)
     with Reporter(console, []) as progress:

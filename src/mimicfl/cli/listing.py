@@ -64,7 +64,7 @@ def runs(arguments: argparse.Namespace, console: Console) -> None:
 def _too_wide(heads: Sequence[str], rows: Sequence[Sequence[str]], settings: Sequence[str], width: int) -> list[str]:
     """The settings to leave out, widest first, so that a line of the table fits; algorithm and seed stay, long folders are folded."""
     widths = {name: max(map(cell_len, column)) + 2 for name, column in zip(heads, zip(heads, *rows, strict=True), strict=True)}
-    widths["run"] = min(widths["run"], max(20, width // 2))
+    widths["run"] = min(widths["run"], max(20, 2 * width // 5))
     for name in sorted((name for name in settings if name not in ("algorithm", "seed")), key=widths.__getitem__, reverse=True):
         if sum(widths.values()) - 2 > width:
             del widths[name]

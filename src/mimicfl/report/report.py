@@ -10,6 +10,7 @@ from ..fingerprint import digest
 from ..metrics.history import read
 from ..metrics.lock import is_locked
 from ..metrics.store import RunFolder, find_runs
+from ..text import counted
 from . import figures, html, theory_figures
 from .export import results_csv, results_latex
 from .summary import Group, group
@@ -55,9 +56,9 @@ def _unfinished(folders: Sequence[RunFolder]) -> str:
     """How many runs are not finished, and what to do about those that no process is working on."""
     waiting = [folder.path for folder in folders if not folder.finished]
     stopped = [path for path in waiting if not is_locked(path)]
-    said = f"{len(waiting)} of {len(folders)} runs are not finished" if waiting else ""
+    said = f"{len(folders) - len(waiting)} of {counted(len(folders), 'run')} finished" if waiting else ""
     if len(waiting) > len(stopped):
-        said += f", {len(waiting) - len(stopped)} of them running"
+        said += f", {len(waiting) - len(stopped)} running"
     if stopped:
         said += f"; continue with mimicfl resume {stopped[0]}" + (f" and {len(stopped) - 1} more" if len(stopped) > 1 else "")
     return said
