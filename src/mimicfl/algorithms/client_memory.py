@@ -57,6 +57,19 @@ class Budget:
         return "host" if bytes_needed <= (SHARE * free_memory() if self.host is None else self.host) else "file"
 
 
+@dataclass
+class _Found:
+    """Where the rows of some clients lie."""
+
+    who: Any  # the clients as they were given
+    count: int  # how many clients had rows
+    shape: tuple[int, ...]
+    clients: np.ndarray  # [m]
+    slots: np.ndarray  # [m] negative where a client has none
+    missing: np.ndarray | None  # bool [m]: the clients without a row; None if all have one
+    places: Tensor | None = None  # the slots on the device
+
+
 class ClientMemory:
     """Read `rows[active]` and write `rows[active] = values`, clients unique; a client never written has a row of zeros."""
 
@@ -67,7 +80,7 @@ class ClientMemory:
         self.budget = Budget()
         self.where = "device" if w.device.type == "cuda" else "host"
         self.store = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
-        self._last: Tensor | None = None  # where the rows lie that were read or written last
+        self._last: _Found | None = None
         self.changed: set[int] = set()  # clients written since somebody last cleared this, as incremental checkpoints do
 
     @property
@@ -83,21 +96,19 @@ class ClientMemory:
 
     def __getitem__(self, who: Any) -> Tensor:
         """`rows[active]` is [m, d], `rows[3]` is [d], `rows[:]` is [N, d]; `rows[active, columns]` is a part of them."""
-        who, columns = who if isinstance(who, tuple) else (who, slice(0, self.d))
-        clients, store = self._clients(who), self.store[:, columns]
-        held = self.slot[clients.reshape(-1)]
-        missing = held < 0
+        who, columns = who if isinstance(who, tuple) else (who, None)
+        at, store = self._at(who), self.store if columns is None else self.store[:, columns]
         if self.count == 0:
-            found = torch.zeros(len(held), store.shape[1], dtype=self.dtype, device=self.device)
+            found = torch.zeros(len(at.slots), store.shape[1], dtype=self.dtype, device=self.device)
         else:  # whole rows are copied, which is faster than indexing
-            found = store.index_select(0, self._places(np.maximum(held, 0))).to(self.device)
-        if self.count and missing.any():
-            found.masked_fill_(torch.from_numpy(missing).to(self.device, non_blocking=True)[:, None], 0.0)
-        return found.view(*clients.shape, store.shape[1])
+            found = store.index_select(0, self._places(at)).to(self.device)
+            if at.missing is not None:
+                found.masked_fill_(torch.from_numpy(at.missing).to(self.device, non_blocking=True)[:, None], 0.0)
+        return found if len(at.shape) == 1 else found.view(*at.shape, store.shape[1])
 
     def borrow(self, who: Any, columns: slice) -> Tensor:
         """`rows[who, columns]` to be changed and assigned back: the rows themselves where they lie one after the other, else a copy."""
-        held = self.slot[self._clients(who)]
+        held = self._at(who).slots
         together = self.where != "file" and self.store.device == self.device and len(held) > 0 and held[0] >= 0
         if together and bool((np.diff(held) == 1).all()):
             return self.store[int(held[0]) : int(held[-1]) + 1, columns]
@@ -105,29 +116,39 @@ class ClientMemory:
 
     def __setitem__(self, who: Any, values: Any) -> None:
         who, columns = who if isinstance(who, tuple) else (who, slice(0, self.d))
-        clients = self._clients(who).reshape(-1)
-        self.changed.update(clients.tolist())
-        new = clients[self.slot[clients] < 0]
-        if self.count + len(new) > len(self.store):
-            self._grow(self.count + len(new))
-        self.slot[new] = np.arange(self.count, self.count + len(new))
-        self.count += len(new)
-        slots = self._places(self.slot[clients])
+        at = self._at(who)
+        self.changed.update(at.clients.tolist())
+        if at.missing is not None:
+            new = at.clients[at.missing]
+            if self.count + len(new) > len(self.store):
+                self._grow(self.count + len(new))
+            self.slot[new] = np.arange(self.count, self.count + len(new))
+            self.count += len(new)
+            at = self._at(who)
         rows = torch.as_tensor(values, dtype=self.dtype).to(self.store.device)
         part = self.store[:, columns]
-        if rows.data_ptr() == part[int(self.slot[clients[0]])].data_ptr() if len(clients) else True:
+        if rows.data_ptr() == part[int(at.slots[0])].data_ptr() if len(at.slots) else True:
             return  # borrowed: the rows are already in place
-        part.index_copy_(0, slots, rows.expand(len(slots), part.shape[1]))
+        part.index_copy_(0, self._places(at), rows.expand(len(at.slots), part.shape[1]))
 
-    def _clients(self, who: Any) -> np.ndarray:
-        """Client numbers from a tensor, an array, a list, one number or a slice."""
-        return np.arange(len(self.slot))[who] if isinstance(who, slice) else on_host(who)
+    def _at(self, who: Any) -> "_Found":
+        """Where the rows of these clients lie. A round reads and writes the same ones, so the last answer is kept."""
+        last = self._last
+        if last is not None and last.who is who and last.count == self.count:
+            return last
+        given = np.arange(len(self.slot))[who] if isinstance(who, slice) else on_host(who)
+        clients = given.reshape(-1)
+        slots = self.slot[clients]
+        missing = slots < 0
+        found = _Found(who, self.count, given.shape, clients, slots, missing if missing.any() else None)
+        self._last = found if hasattr(who, "known") else None  # a list or an array may be changed
+        return found
 
-    def _places(self, slots: np.ndarray) -> Tensor:
-        """Where rows lie, on the device of the store; a round often reads and writes the same rows."""
-        if self._last is None or self._last.device != self.store.device or not np.array_equal(on_host(self._last), slots):
-            self._last = on_device(slots, self.store.device)
-        return self._last
+    def _places(self, at: "_Found") -> Tensor:
+        """The slots on the device of the store; where a client has none, the first."""
+        if at.places is None or at.places.device != self.store.device:
+            at.places = on_device(at.slots if at.missing is None else np.maximum(at.slots, 0), self.store.device)
+        return at.places
 
     def _grow(self, needed: int) -> None:
         room = min(len(self.slot), max(FIRST, 2 * len(self.store), needed))
@@ -148,7 +169,7 @@ class ClientMemory:
         return {"clients": torch.from_numpy(clients), "rows": self.store[: self.count]}
 
     def restore(self, clients: Tensor, rows: Tensor) -> None:
-        self.slot[:], self.count = -1, 0
+        self.slot[:], self.count, self._last = -1, 0, None
         if len(clients):
             self[clients] = rows
 

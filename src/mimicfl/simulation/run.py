@@ -18,6 +18,7 @@ from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
 from ..engines.interface import TrainRequest
 from ..errors import Diverged
+from ..files import is_scratch
 from ..fingerprint import Fingerprint
 from ..metrics.diagnostics import Diagnosis, Diagnostics
 from ..metrics.evaluate import Score
@@ -204,7 +205,7 @@ class Run:
         folder, server, problem = self.recorder.folder, self.server, self.problem
         if folder is not None and folder.finished:
             return dataclasses.replace(read(folder), template=problem.template)
-        accuracy = problem.client_accuracy(server.w, server.buffers)
+        accuracy = [] if is_scratch() else problem.client_accuracy(server.w, server.buffers)  # a pass over all training samples
         tested = problem.client_scores(self.evaluated()) if problem.test_split is not None else []
         if self.checkpoints is not None:
             self.checkpoints.finish(accuracy, tested)
