@@ -15,7 +15,7 @@ from mimicfl.algorithms.base import Algorithm, State, Step, Task, make, register
 from mimicfl.algorithms.fedsteer import SteerState
 from mimicfl.errors import number
 
-AVERAGED = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedgain")
+AVERAGED = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold")  # fedgain and fedsteer have the option
 
 
 @register("damped")

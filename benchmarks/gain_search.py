@@ -26,7 +26,8 @@ from mimicfl.settings import Experiment, from_dict
 
 RIVALS = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedsteer")
 CANDIDATES = (
-    *(f"{name}-averaged" for name in ("mifa", "mimic", "fedgain")),
+    *(f"{name}-averaged" for name in ("mifa", "mimic")),
+    "fedgain:window=9",
     "fedsteer:window=9",
     "fedsteer:horizon=400",
     *(f"fedsteer:{options}horizon=400,window=9" for options in ("", "gain=0.5,", "gain=0.75,follow=direction,")),

@@ -108,9 +108,9 @@ def amplified(f, period, gamma, controls):
     return w
 
 
-def fedgain(f, gain, follow="direction"):
+def fedgain(f, gain, follow="direction", window=0):
     """Every client's update of now, guessed for the absent: y_j + gain (movement since then). The direction is the mean guess."""
-    w, y, u, k = np.zeros(f.d), np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
+    models, w, y, u, k = Models(f.d, window), np.zeros(f.d), np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
     for t, active in f.rounds():
         if not active:
             continue
@@ -127,7 +127,8 @@ def fedgain(f, gain, follow="direction"):
         for i in active:
             y[i], u[i], k[i] = g[i], v, gain
         w = w - f.eta(t) * v
-    return w
+        models.add(t, w)
+    return models.mean
 
 
 def fedsteer(f, gain, never_seen="mean", horizon=0, window=0):

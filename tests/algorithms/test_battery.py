@@ -25,7 +25,12 @@ NAMES = [
     "fedsteer:gain=0.5,never_seen=zero",
     "fedsteer:horizon=400,window=9",
 ]
-NOT_FEDAVG_ALONE = ("fedprox", "fedavgm", "focus", "fedsteer:horizon=400,window=9")  # with a single client the others take the same steps as FedAvg
+NOT_FEDAVG_ALONE = (
+    "fedprox",
+    "fedavgm",
+    "focus",
+    "fedsteer:horizon=400,window=9",
+)  # with a single client the others take the same steps as FedAvg
 N, D = 5, 4
 
 

@@ -22,6 +22,8 @@ CASES = {
     "focus": (mf.FOCUS(), naive.focus),
     "fedgain": (mf.FedGain(0.6), lambda f: naive.fedgain(f, 0.6)),
     "fedgain-innovations": (mf.FedGain(0.6, "innovations"), lambda f: naive.fedgain(f, 0.6, "innovations")),
+    "fedgain-window": (mf.FedGain(0.6, window=3), lambda f: naive.fedgain(f, 0.6, window=3)),
+    "fedgain-innovations-window": (mf.FedGain(0.6, "innovations", 9), lambda f: naive.fedgain(f, 0.6, "innovations", 9)),
     "fedsteer": (mf.FedSteer(), lambda f: naive.fedsteer(f, 1.0)),
     "fedsteer-half": (mf.FedSteer(0.5), lambda f: naive.fedsteer(f, 0.5)),
     "fedsteer-zero": (mf.FedSteer(0.3, never_seen="zero"), lambda f: naive.fedsteer(f, 0.3, never_seen="zero")),
@@ -190,6 +192,7 @@ def test_fedawe_repeats_an_update_for_every_round_missed():
     [
         (lambda: mf.FedGain(1.1), "gain"),
         (lambda: mf.FedGain(0.5, "nobody"), "follow"),
+        (lambda: mf.FedGain(window=0.5), "window"),
         (lambda: mf.FedSteer(never_seen="none"), "never_seen"),
         (lambda: mf.FedSteer(gain=-1), "gain"),
         (lambda: mf.FedSteer(horizon=-1), "horizon"),

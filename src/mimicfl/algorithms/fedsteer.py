@@ -13,7 +13,6 @@ from .fedgain import FedGain, GainState
 
 @dataclass
 class SteerState(GainState):
-    x: Tensor  # [d] the model that clients start from, if w is a running mean; else empty
     K: Tensor  # [] float64: local steps of a client in the last round, on average
 
 
@@ -29,15 +28,12 @@ class FedSteer(FedGain):
 
     `horizon` multiplies the shift by a = horizon / (horizon + K): the more local steps, the weaker. Where f_i is curved, K steps with the
     shift s end where grad f_i = -s, and the memory repeats its own shift; with a < 1 it forgets by this factor per visit. 0: a = 1.
-    `window` evaluates a running mean of the models x_t that clients train from, w_{t+1} = w_t + window / (t + window) (x_{t+1} - w_t),
-    which reaches back over about the last t / window rounds (Shamir and Zhang, 2013). 0: w_t = x_t.
     """
 
     gain: float = 1.0
     follow: str = "innovations"
     never_seen: str = "mean"
     horizon: float = 0.0
-    window: float = 0.0
     color = "#e7298a"
     downloads = 2
     needs_steps = True
@@ -46,36 +42,20 @@ class FedSteer(FedGain):
         super().__post_init__()
         one_of("never_seen", self.never_seen, ["mean", "zero"])
         number("horizon", self.horizon, low=0)
-        if self.window:
-            number("window", self.window, low=1)
-
-    @property
-    def has_direction(self) -> bool:  # type: ignore[override]
-        return not self.window
 
     def unseen(self) -> float:
         return 1.0 if self.never_seen == "mean" else 0.0
 
     def init(self, w: Tensor, num_clients: int) -> SteerState:
-        return SteerState(
-            **vars(super().init(w, num_clients)),
-            x=w if self.window else w.new_zeros(0),
-            K=torch.zeros((), dtype=torch.float64, device=w.device),
-        )
+        return SteerState(**vars(super().init(w, num_clients)), K=torch.zeros((), dtype=torch.float64, device=w.device))
 
     def task(self, state: SteerState, active: Tensor) -> Task:  # type: ignore[override]
         guess = state.k[active, None] * state.v - state.c[active].double()  # the estimate of each client's gradient
         a = self.horizon / (self.horizon + state.K) if self.horizon else 1.0
-        return Task(shift=(a * (state.v - guess)).to(state.w.dtype), start=state.x if self.window else None)
+        return replace(super().task(state, active), shift=(a * (state.v - guess)).to(state.w.dtype))
 
     def aggregate(self, state: SteerState, active: Tensor, g: Tensor, step: Step) -> None:  # type: ignore[override]
         plain = step.per_step(g) - self.task(state, active).shift  # the mean gradient along each client's path
         state.K = step.weights.double() @ step.K.double()
         steps: Any = 1.0 if step.update == "mean" else state.K  # stays on the device
-        mean = state.w
-        if self.window:
-            state.w = state.x
         super().aggregate(state, active, plain, replace(step, eta=step.eta * steps))
-        if self.window:
-            state.x = state.w
-            state.w = mean + self.window / (step.t + self.window) * (state.x - mean)
