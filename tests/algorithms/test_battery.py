@@ -23,14 +23,11 @@ NAMES = [
     "fedgain:follow=innovations",
     "fedsteer:gain=0.6,follow=direction",
     "fedsteer:gain=0.5,never_seen=zero",
+    "fedsteer:horizon=400",
     "fedsteer:horizon=400,window=9",
 ]
-NOT_FEDAVG_ALONE = (
-    "fedprox",
-    "fedavgm",
-    "focus",
-    "fedsteer:horizon=400,window=9",
-)  # with a single client the others take the same steps as FedAvg
+AVERAGED = "fedsteer:horizon=400,window=9"
+NOT_FEDAVG_ALONE = ("fedprox", "fedavgm", "focus", AVERAGED)  # with a single client the others take the same steps as FedAvg
 N, D = 5, 4
 
 

@@ -13,7 +13,7 @@ def response(z):
 
 
 def one_round(i, z, curved, gain, a):
-    """The linear map of (w, y_1, ..., y_N) if only client i is active. L = 1 for the curved clients, 0 for the others; eta K = z."""
+    """The linear map of (w, y_1, ..., y_N) if client i is the only active one; L is 1 for the curved clients, else 0, and eta K = z."""
     e = np.eye(N + 1)
     w, y, v = e[0], e[1 + i], np.r_[0.0, np.full(N, 1 / N)]
     phi = response(z * curved[i])
