@@ -51,7 +51,6 @@ os._exit(code)
 def programs():
     """Start the server of this process; returns the folder of the programs. The server ends with this process."""
     place = Path(tempfile.mkdtemp(prefix="mimicfl-fork-"))
-    atexit.register(shutil.rmtree, place, ignore_errors=True)
     (place / "running").mkdir()
     for name in PROGRAMS:
         (place / name).write_text(CLIENT.format(python=sys.executable, name=name, address=str(place / "socket")))
@@ -93,6 +92,7 @@ def serve(place):
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+    shutil.rmtree(place, ignore_errors=True)
     return 0
 
 
