@@ -21,6 +21,7 @@ from ..errors import UsageError
 from .measure import Result
 from .queue import Batch, Queue, Say, plan_of
 
+HURRY = 0.8  # share of the time left that a batch may be expected to take
 PATIENCE = 10.0  # seconds for a worker to end after its input has ended
 
 
@@ -102,19 +103,22 @@ class Workers:
         """Train until the queue is empty (True) or the time is up (False). `recorded` is called with every batch after it is recorded."""
 
         def serve(worker: Worker) -> None:
+            took = 0.0  # seconds per run of the last batch
             try:
-                while batch := queue.take():
+                while batch := queue.take(_fitting(deadline, took)):
                     left = None if deadline is None else deadline - time.monotonic()
                     if left is not None and left <= 0:
                         queue.stop()
                         return
                     queue.announce(batch, say, f" in process {worker.number + 1}")
+                    began = time.monotonic()
                     runs = {name: e.to_dict() for name, e in plan_of(batch, settings).items()}
                     results: dict[str, Result] = {}
                     try:
                         results = worker.train({"runs": runs, "target": target, "out": str(out), "seconds": left})
                     finally:
                         queue.give_back(batch, results)
+                    took = (time.monotonic() - began) / len(batch)
                     recorded(batch)
             except Ended as reason:
                 ended.append(worker)
@@ -137,6 +141,11 @@ class Workers:
         if len(ended) == len(self.workers):
             raise UsageError("all processes ended unexpectedly; run the same command again, with fewer --processes if memory was short")
         return queue.complete
+
+
+def _fitting(deadline: float | None, took: float) -> int | None:
+    """How many runs are likely to end before the deadline, at least one; None if that is unknown."""
+    return None if deadline is None or not took else max(1, int(HURRY * (deadline - time.monotonic()) / took))
 
 
 def _reason(code: int) -> str:

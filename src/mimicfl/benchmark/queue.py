@@ -58,11 +58,11 @@ class Queue:
                 next_runs = f"next{worker}: {len(batch)} runs of {batch[0][0].name} and others"
                 say(f"{self.part.name}: {done} of at least {total} runs recorded; {next_runs}")
 
-    def take(self) -> Batch:
-        """The next runs; waits for the results of others if they may bring new ones. Empty: there is nothing more to do."""
+    def take(self, most: int | None = None) -> Batch:
+        """The next runs, at most so many; waits for the results of others if they may bring new ones. Empty: there is nothing to do."""
         with self.changed:
             while not self.stopped:
-                if batch := self._next():
+                if batch := self._next()[:most]:
                     self.taken |= {e.id for _, e in batch}
                     return batch
                 if not self.taken:

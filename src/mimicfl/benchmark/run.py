@@ -18,7 +18,7 @@ from .records import register
 from .suite import Cell, Part
 
 BATCH, GPU_BATCH = 60, 240  # runs that train together; only the clients of many small runs fill a GPU
-LEAST, GPU_LEAST = 4, 24  # fewer are not worth a process's time to start them
+LEAST, GPU_LEAST = 4, 40  # fewer are not worth a process's time to start them
 
 
 def run_part(
@@ -47,7 +47,7 @@ def run_part(
     gpu = find_device(settings.get("device", part.device)).type == "cuda"
     sizes = (GPU_BATCH, GPU_LEAST) if gpu else (BATCH, LEAST)
     queue = Queue(part, records, cells, plan_hash, *sizes, processes)
-    if processes > 1:
+    if processes > 1 and not queue.complete:
         with Workers(processes, gpu) as workers:
             return workers.run(queue, part.target, out, settings, deadline, say, lambda batch: _clean(queue, out, batch))
     while batch := queue.take():
