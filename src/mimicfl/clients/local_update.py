@@ -14,7 +14,7 @@ from ..errors import UsageError, nearest
 from .local_sgd import LocalSGD
 from .losses import Loss
 from .optimizers import Momentum, Rule, TorchRule, check_factory
-from .params import Workspace, multipliers
+from .params import Terms, Workspace, multipliers
 
 GRADIENTS = ("first_gradient", "last_gradient")  # what clients can send besides g: gradients of their objective at a step
 
@@ -58,32 +58,30 @@ def local_update(
         scale = None  # its parameter groups have their own rates
     slots = [torch.zeros_like(w) for _ in range(rule.slots)] if rule else []
     total = torch.zeros((), dtype=w.dtype, device=w.device)
-    shifted = isinstance(shift, Tensor) or shift != 0.0
+    terms = Terms(shift, mu, w_t)
     sent = {name: torch.zeros_like(w) for name in send}
     k = 0
     for k, (x, y) in enumerate(batches, 1):
         work.zero_grad()
         value = loss(forward(work.module, x), y)
         value.backward()
+        total += value.detach()
         with torch.no_grad():
+            if not (local.clip_norm or sent or rule or scale is not None):
+                work.descend(g, eta_L, terms)
+                continue
             h = work.gradient()
             if local.clip_norm:
                 h = h.mul_(shortening(h.norm(), local.clip_norm))
             for name, vector in sent.items():
                 if k == 1 or name == "last_gradient":
                     torch.add(h, w, alpha=local.l2, out=vector)
-            if shifted:
-                h = h + shift
-            if mu:
-                h = h + mu * (w - w_t)
+            h = terms.added_to(h, w)
             if rule is not None:
                 h = rule.step(h, w, k, slots)
             if scale is not None:
                 h = h * scale
-            g += h
-            w.sub_(h, alpha=eta_L)
-            work.refresh()
-            total += value.detach()
+            work.apply(h, g, eta_L)
     return LocalResult(g, total, k, sent)
 
 

@@ -8,6 +8,7 @@ import copy
 import fnmatch
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,6 +84,20 @@ def copy_sharing_frozen(module: nn.Module, device: torch.device) -> nn.Module:
         raise UsageError(f"the model cannot be copied: {first_line(error)}") from error
 
 
+@dataclass(frozen=True)
+class Terms:
+    """What an algorithm adds to each gradient: shift + mu (w - start)."""
+
+    shift: Tensor | float
+    mu: float
+    start: Tensor
+
+    def added_to(self, h: Tensor, w: Tensor) -> Tensor:
+        if isinstance(self.shift, Tensor) or self.shift != 0.0:
+            h = h + self.shift
+        return h + self.mu * (w - self.start) if self.mu else h
+
+
 class Workspace:
     """A copy of the model on the device, trained in place by one client after the other.
 
@@ -131,6 +146,16 @@ class Workspace:
             if p.grad is not None:
                 g.copy_(p.grad)
         return self.grad
+
+    def descend(self, g: Tensor, eta: float, terms: Terms) -> None:
+        """Take a gradient step after a backward pass, and add it to g."""
+        self.apply(terms.added_to(self.gradient(), self.w), g, eta)
+
+    def apply(self, h: Tensor, g: Tensor, eta: float) -> None:
+        """w = w - eta h, g = g + h."""
+        g += h
+        self.w.sub_(h, alpha=eta)
+        self.refresh()
 
     def refresh(self) -> None:
         """Round w again after it has changed; without half precision the parameters are w itself."""

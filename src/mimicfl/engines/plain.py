@@ -20,9 +20,9 @@ class PlainEngine:
     room = None
     separates_runs = False
 
-    def __init__(self, model: nn.Module, clients: Clients, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, clients: Clients, loss: Loss, work: Workspace | None = None) -> None:
         self.clients, self.loss = clients, loss
-        self.work = Workspace(model, clients.device)
+        self.work = work or Workspace(model, clients.device)
         self.work.module.train()
 
     def like(self, model: nn.Module) -> "PlainEngine":

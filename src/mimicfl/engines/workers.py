@@ -23,15 +23,18 @@ from torch import Tensor, nn
 
 from ..clients.local_update import LocalResult
 from ..clients.losses import Loss
+from ..clients.params import Workspace
 from ..data.clients import Clients, Holdout
 from ..data.samples import as_tensor
-from .capabilities import Unsupported
+from .capabilities import Unsupported, unsupported_on_error
 from .interface import ClientUpdates, TrainRequest
 from .native.layers import LayerOverrides, Layers, compile_layers
+from .native.workspace import CompiledWorkspace
 from .plain import PlainEngine
 
 JOB = struct.Struct("<i")
 PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of <malloc.h>
 _SYSTEM = ctypes.CDLL(None) if sys.platform == "linux" else None  # opened before any fork
 
 Pair = tuple[int, int]
@@ -54,14 +57,16 @@ class WorkersEngine:
             raise Unsupported("there is only one core")
         if torch.cuda.is_available():  # PyTorch refuses backward passes in children that are forked after its first one
             raise Unsupported("PyTorch cannot train in worker processes while it sees a GPU; hide it with CUDA_VISIBLE_DEVICES=")
-        self.plain = PlainEngine(model, clients, loss)
+        self.plain = PlainEngine(model, clients, loss, compiled_workspace(model, clients))
         self.clients, self.loss = clients, loss
         module = self.plain.work.module
-        if layers := compile_layers(copy.deepcopy(module), clients):  # a copy: recording the shapes must not change the buffers
-            forward = module.forward
-            module.forward = lambda *inputs, **named: _with_layers(layers, forward, inputs, named)
-        elif takes_channels_last(module, clients):
+        layers = compile_layers(copy.deepcopy(module), clients, loss)  # a copy: recording the shapes must not change the buffers
+        if (layers is None or layers.prefer_channels_last) and takes_channels_last(module, clients):
             module.register_forward_pre_hook(channels_last)
+            layers = compile_layers(copy.deepcopy(module), clients, loss)  # the layout decides which layers are compiled
+        if layers:
+            module.forward = _with_layers(layers, module.forward)
+            self.plain.loss = _with_layers(layers, loss)
 
     def like(self, model: nn.Module) -> "WorkersEngine":
         return WorkersEngine(model, self.clients, self.loss, self.workers)
@@ -106,6 +111,7 @@ class WorkersEngine:
             die_with_parent(parent)
             os.close(work[1])
             torch.set_num_threads(1)
+            keep_memory()
             while os.getppid() == parent and len(number := os.read(work[0], JOB.size)) == JOB.size:
                 a, row = jobs[JOB.unpack(number)[0]]
                 result = self.plain.train_one(requests[a], row)
@@ -123,6 +129,21 @@ def die_with_parent(parent: int) -> None:
         _SYSTEM.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # the parent died before the call above
         os._exit(1)
+
+
+def keep_memory() -> None:
+    """Let this process keep what it frees: large tensors otherwise return to the system in every step, and come back page by page."""
+    if _SYSTEM is not None and hasattr(_SYSTEM, "mallopt"):
+        for option, size in ((M_MMAP_THRESHOLD, 1 << 30), (M_TRIM_THRESHOLD, (1 << 31) - 1), (M_TOP_PAD, 64 << 20)):
+            _SYSTEM.mallopt(option, size)
+
+
+def compiled_workspace(model: nn.Module, clients: Clients) -> Workspace | None:
+    try:
+        with unsupported_on_error():
+            return CompiledWorkspace(model, clients.device)
+    except Unsupported:
+        return None
 
 
 def fork() -> int:
@@ -144,9 +165,12 @@ def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]
     return (last if c > 1 else last.as_strided(x.shape, (h * w, 1, w, 1)), *inputs[1:])  # the strides of one channel are ambiguous
 
 
-def _with_layers(layers: Layers, forward: Callable[..., Any], inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    with LayerOverrides(layers):
-        return forward(*inputs, **named)
+def _with_layers(layers: Layers, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*inputs: Any, **named: Any) -> Any:
+        with LayerOverrides(layers):
+            return function(*inputs, **named)
+
+    return run
 
 
 def takes_channels_last(module: nn.Module, clients: Clients) -> bool:

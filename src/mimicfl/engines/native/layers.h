@@ -147,3 +147,57 @@ struct MaxPool {
       }
   }
 };
+
+// The same for images [n, H, W, C], with channels in the lanes.
+template <int C, int H, int W, int KH, int KW, int SH, int SW>
+struct MaxPoolLast {
+  static constexpr int OH = (H - KH) / SH + 1, OW = (W - KW) / SW + 1, WHOLE = C / LANES * LANES;
+  static constexpr bool APART = KH <= SH && KW <= SW, COVERED = KH == SH && KW == SW && H % KH == 0 && W % KW == 0;
+  template <typename F, typename I>
+  static inline void best(const float* p, float* y, int32_t* place) {
+    F m, q;
+    I at = {};
+    memcpy(&m, p, sizeof(F));
+    UNROLL for (int k = 1; k < KH * KW; k++) {
+      memcpy(&q, p + (k / KW * W + k % KW) * C, sizeof(F));
+      const auto more = (q > m) | (q != q);
+      m = more ? q : m;
+      at = more ? I{} + k : at;
+    }
+    memcpy(y, &m, sizeof(F));
+    memcpy(place, &at, sizeof(I));
+  }
+  template <typename F, typename I>
+  static inline void send_back(const float* dy, const int32_t* place, float* p) {
+    F h, q;
+    I at;
+    memcpy(&h, dy, sizeof(F));
+    memcpy(&at, place, sizeof(I));
+    UNROLL for (int k = 0; k < KH * KW; k++) {
+      float* to = p + (k / KW * W + k % KW) * C;
+      if (!APART) memcpy(&q, to, sizeof(F));
+      const F part = at == I{} + k ? h : F{};
+      q = APART ? part : q + part;
+      memcpy(to, &q, sizeof(F));
+    }
+  }
+  static void forward(const float* x, float* y, int32_t* place, int64_t images) {
+    for (int64_t n = 0; n < images; n++, x += H * W * C)
+      for (int i = 0; i < OH; i++)
+        for (int j = 0; j < OW; j++, y += C, place += C) {
+          const float* p = x + (i * SH * W + j * SW) * C;
+          for (int c = 0; c < WHOLE; c += LANES) best<v, vi>(p + c, y + c, place + c);
+          for (int c = WHOLE; c < C; c++) best<float, int32_t>(p + c, y + c, place + c);
+        }
+  }
+  static void backward(const float* dy, const int32_t* place, float* dx, int64_t images) {
+    if (!COVERED) memset(dx, 0, sizeof(float) * images * H * W * C);
+    for (int64_t n = 0; n < images; n++, dx += H * W * C)
+      for (int i = 0; i < OH; i++)
+        for (int j = 0; j < OW; j++, dy += C, place += C) {
+          float* p = dx + (i * SH * W + j * SW) * C;
+          for (int c = 0; c < WHOLE; c += LANES) send_back<v, vi>(dy + c, place + c, p + c);
+          for (int c = WHOLE; c < C; c++) send_back<float, int32_t>(dy + c, place + c, p + c);
+        }
+  }
+};

@@ -1,4 +1,4 @@
-"""Compiled single layers equal PyTorch's, forward and backward, for all supported shapes."""
+"""Compiled convolutions and pooling equal PyTorch's, forward and backward, for all supported shapes."""
 
 import numpy as np
 import pytest
@@ -9,33 +9,10 @@ from torch.nn import functional as F
 import mimicfl as mf
 from mimicfl.data.clients import Clients
 from mimicfl.engines.capabilities import Unsupported
-from mimicfl.engines.native import layers as module
-from mimicfl.engines.native.layers import LayerOverrides, Layers, compile_layers
+from mimicfl.engines.native.layers import LayerOverrides, Layers, compile_layers, linear, overrides
+from mimicfl.seeds import stream
 
-
-def both(build, x, layers=None):
-    """Return the output and gradients of a model, with PyTorch and with `LayerOverrides`."""
-    found = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        net, inputs = build(), x.clone().requires_grad_()
-        if compiled:
-            seen = LayerOverrides(None)
-            with seen:
-                net(inputs)
-            assert seen.shapes
-            with LayerOverrides(layers or Layers(list(dict.fromkeys(seen.shapes)))):
-                y = net(inputs)
-        else:
-            y = net(inputs)
-        (y * torch.linspace(-1, 1, y.numel()).view_as(y)).sum().backward()
-        found.append([y.detach(), inputs.grad, *[p.grad for p in net.parameters()]])
-    return found
-
-
-def assert_close(found):
-    for true, ours in zip(*found, strict=True):
-        torch.testing.assert_close(ours, true, rtol=0, atol=1e-4 * float(true.abs().max().clamp_min(1.0)))
+from .compare import assert_close, both, compiled, grads, layouts, penalty, seen
 
 
 @pytest.mark.slow
@@ -62,24 +39,25 @@ def test_wide_convolutions(batch):
         wide = [nn.Conv2d(16, 32, 3), nn.Conv2d(32, 48, 3, padding=(2, 0), bias=False), nn.ReLU(), nn.Conv2d(48, 128, 3, padding=1)]
         return nn.Sequential(*wide, nn.MaxPool2d(2), nn.Conv2d(128, 16, 3, padding=2), nn.Conv2d(16, 16, 3))
 
-    seen = LayerOverrides(None)
-    with seen:
-        build()(torch.randn(batch, 16, 11, 14))
-    assert [kind for kind, _ in seen.shapes] == ["ChannelsLast"] * 3 + ["MaxPool"] + ["ChannelsLast"] * 2
+    shapes = seen(lambda: build()(torch.randn(batch, 16, 11, 14)))
+    assert [kind for kind, _ in shapes] == ["ChannelsLast"] * 3 + ["MaxPool"] + ["ChannelsLast"] * 2
     found = both(build, torch.randn(batch, 16, 11, 14))
     assert_close(found)
     torch.manual_seed(0)
     net, x = build(), torch.randn(batch, 16, 11, 14)
     with torch.no_grad():
-        with LayerOverrides(Layers(list(dict.fromkeys(seen.shapes)))):
+        with LayerOverrides(Layers(shapes)):
             ours = net(x).double()
         single, theirs = net(x).double(), net.double()(x.double())
     scale = float(theirs.abs().max())
     assert float((ours - theirs).abs().max()) <= max(5 * float((single - theirs).abs().max()), 1e-6 * scale)
 
 
+POOLS = [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=2), nn.MaxPool2d((2, 3), stride=(1, 4)), nn.MaxPool2d(2, 3)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=2), nn.MaxPool2d((2, 3), stride=(1, 4)), nn.MaxPool2d(2, 3)])
+@pytest.mark.parametrize("pool", POOLS)
 def test_max_pooling(pool):
     x = torch.randn(5, 3, 11, 13)
     assert_close(both(lambda: pool, x))
@@ -88,12 +66,32 @@ def test_max_pooling(pool):
 
 
 @pytest.mark.slow
-def test_nan_stays_nan():
-    x = torch.zeros(1, 1, 4, 4)
+@pytest.mark.parametrize("channels", [16, 37])
+@pytest.mark.parametrize("sides", [(11, 13), (12, 12)], ids=["rest", "whole"])
+def test_max_pooling_of_channels_last_images(channels, sides):
+    rng = torch.Generator().manual_seed(0)
+    for values in (torch.randn(3, channels, *sides, generator=rng), torch.randint(0, 3, (3, channels, *sides), generator=rng).float()):
+        x = values.contiguous(memory_format=torch.channels_last).requires_grad_()
+        for pool in POOLS:
+            true = grads(pool, [x])
+            layers = compiled(lambda x=x, pool=pool: pool(x))
+            assert [shape[0] for shape in layers.known if shape] == ["MaxPoolLast"]
+            with LayerOverrides(layers):
+                assert_close((true, grads(pool, [x])))
+                ours = penalty(pool, [x])
+                assert pool(x).is_contiguous(memory_format=torch.channels_last)
+            assert_close((penalty(pool, [x]), ours))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("channels", [1, 20])
+def test_nan_stays_nan(channels):
+    x = torch.zeros(1, channels, 4, 4)
     x[0, 0, 0, 1], x[0, 0, 1, 1] = float("nan"), 5.0
-    with LayerOverrides(Layers([("MaxPool", (4, 4, 2, 2, 2, 2))])):
-        y = F.max_pool2d(x, 2)
-    assert torch.equal(y.isnan(), F.max_pool2d(x, 2).isnan())
+    for given in layouts(x).values():
+        with LayerOverrides(compiled(lambda given=given: F.max_pool2d(given, 2))):
+            y = F.max_pool2d(given, 2)
+        assert torch.equal(y.isnan(), F.max_pool2d(x, 2).isnan())
 
 
 def conv_arguments(rng):
@@ -108,25 +106,10 @@ def conv_arguments(rng):
     return shape, bool(rng.integers(2)), named
 
 
-def layouts(x):
-    """Return the same tensor in different memory layouts."""
-    wide = torch.zeros(*x.shape[:3], 2 * x.shape[3])
-    wide[..., ::2] = x
-    return {"plain": x, "channels last": x.contiguous(memory_format=torch.channels_last), "strided": wide[..., ::2]}
-
-
-def grads(call, leaves):
-    y = call(*leaves)
-    wanted = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
-    return [y.detach(), *(torch.autograd.grad((y * y.detach().cos()).sum(), wanted) if wanted else [])]
-
-
 @pytest.fixture
 def table():
     """Random calls of layers, compiled into one library."""
-    from mimicfl.seeds import stream
-
-    rng, calls, seen = stream(5, "layers"), [], LayerOverrides(None)
+    rng, calls, recorded = stream(5, "layers"), [], LayerOverrides(None)
     for _ in range(10):
         shape, biased, named = conv_arguments(rng)
         x = torch.from_numpy(rng.normal(size=(int(rng.choice([1, 2, 9, 17])), shape[1], 7, 6))).float()
@@ -140,11 +123,11 @@ def table():
     ]:
         x = torch.from_numpy(rng.integers(0, 4, size=(3, 2, 7, 6))).float()  # many equal values
         calls.append((lambda x, w, b, kernel=kernel, named=named: F.max_pool2d(x, kernel, **named), x, None, None))
-    with seen:
+    with recorded:
         for call, *given in calls:
             call(*given)
-    assert len(seen.shapes) == len(calls)
-    return calls, Layers(list(dict.fromkeys(seen.shapes)))
+    assert len(recorded.shapes) == len(calls)
+    return calls, Layers(list(dict.fromkeys(recorded.shapes)))
 
 
 @pytest.mark.slow
@@ -164,10 +147,6 @@ def test_random_calls_equal_pytorch(table, frozen):
 @pytest.mark.slow
 def test_second_derivatives_equal_pytorch(table):
     calls, layers = table
-
-    def penalty(call, leaves):
-        first = torch.autograd.grad(call(*leaves).sin().sum(), leaves, create_graph=True)
-        return torch.autograd.grad(sum(g.square().sum() for g in first), leaves, allow_unused=True, materialize_grads=True)
 
     for call, *given in calls:
         for x in layouts(given[0]).values():
@@ -236,10 +215,7 @@ def clients_of(x, dtype=torch.float32):
     ],
 )
 def test_unsupported_calls_use_pytorch(call):
-    seen = LayerOverrides(None)
-    with seen:
-        call(torch.randn(2, 2, 8, 8))
-    assert seen.shapes == []
+    assert seen(lambda: call(torch.randn(2, 2, 8, 8))) == []
 
 
 @pytest.mark.parametrize(
@@ -260,13 +236,13 @@ def test_unsupported_calls_use_pytorch(call):
     ],
 )
 def test_invalid_calls_raise_the_error_of_pytorch(call):
-    x, seen = torch.randn(2, 2, 8, 8), LayerOverrides(None)
+    x, recorded = torch.randn(2, 2, 8, 8), LayerOverrides(None)
     with pytest.raises((RuntimeError, TypeError)) as true:
         call(x)
-    with seen, pytest.raises(type(true.value)) as ours:
+    with recorded, pytest.raises(type(true.value)) as ours:
         call(x)
     assert str(ours.value).splitlines()[0] == str(true.value).splitlines()[0]
-    assert seen.shapes == []
+    assert recorded.shapes == []
 
 
 @pytest.mark.slow
@@ -281,16 +257,24 @@ def test_shapes_that_were_not_compiled_use_pytorch():
 
 
 def test_no_layers_without_a_gain_or_a_compiler(monkeypatch):
-    images = clients_of(torch.randn(4, 1, 8, 8))
-    assert compile_layers(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), images) is None
+    images, loss = clients_of(torch.randn(4, 1, 8, 8)), nn.CrossEntropyLoss()
+    assert compile_layers(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), images, loss) is None
     net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 10))
-    assert compile_layers(net, images) is not None
-    assert compile_layers(net.double(), clients_of(torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.float64)) is None
+    assert compile_layers(net, images, loss) is not None
+    assert compile_layers(net.double(), clients_of(torch.randn(4, 1, 8, 8, dtype=torch.float64), torch.float64), loss) is None
 
     def missing(source):
         raise Unsupported("no C++ compiler was found")
 
-    monkeypatch.setattr(module, "load", missing)
-    assert compile_layers(net.float(), images) is None
-    monkeypatch.setattr(module, "load", lambda source: 1 / 0)
-    assert compile_layers(net.float(), images) is None
+    monkeypatch.setattr(overrides, "load", missing)
+    assert compile_layers(net.float(), images, loss) is None
+    monkeypatch.setattr(overrides, "load", lambda source: 1 / 0)
+    assert compile_layers(net.float(), images, loss) is None
+
+
+def test_calls_that_need_no_compiler_are_replaced_without_one(monkeypatch):
+    monkeypatch.setattr(linear, "faster", lambda: True)
+    monkeypatch.setattr(overrides, "load", lambda source: 1 / 0)
+    net = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 200))
+    layers = compile_layers(net, clients_of(torch.randn(4, 1, 8, 8)), nn.CrossEntropyLoss())
+    assert list(layers.known) == [None]

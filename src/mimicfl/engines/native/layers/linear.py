@@ -1,0 +1,96 @@
+"""Linear layers through oneDNN on processors where PyTorch's default library uses half of their vector width.
+
+PyTorch multiplies float32 matrices with Intel's MKL, which keeps to 256-bit instructions on other makers' processors. oneDNN, which PyTorch
+uses for convolutions, takes the 512-bit ones wherever they exist.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .kinds import Call, Kind, Memory, plain
+
+FEWEST_WEIGHTS = 8192
+FEWEST_PRODUCTS = 2**21  # of two numbers: for smaller matrices MKL takes less time per call
+KINDS: dict[str, Kind] = {}
+
+
+@cache
+def faster() -> bool:
+    """Return whether oneDNN is the faster library for large matrices here."""
+    wide = torch.backends.cpu.get_cpu_capability().startswith("AVX512") and torch.backends.mkldnn.is_available()
+    try:
+        maker = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return wide and "AuthenticAMD" in maker and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def multiply(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return a b' + bias for matrices."""
+    if not faster():
+        return F.linear(a, b, bias)
+    return torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")  # type: ignore[no-any-return]
+
+
+def weight_gradient(dy: Tensor, x: Tensor) -> Tensor:
+    """Return dy' x. The factor with fewer columns comes first, which oneDNN multiplies faster."""
+    if dy.shape[1] <= x.shape[1] or not faster():
+        return multiply(dy.t(), x.t())
+    return multiply(x.t(), dy.t()).t().contiguous()
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | None:
+    """Return the call. The names are PyTorch's."""
+    if not faster() or not all(plain(each) for each in (input, weight)) or torch.is_autocast_enabled("cpu"):
+        return None
+    if weight.ndim != 2 or weight.numel() < FEWEST_WEIGHTS or not weight.is_contiguous() or input.shape[-1:] != weight.shape[1:]:
+        return None
+    if bias is not None and not (plain(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()):
+        return None
+
+    def run(_: object, __: Memory) -> Tensor:
+        small = input.numel() * len(weight) < FEWEST_PRODUCTS
+        return F.linear(input, weight, bias) if small else Linear.apply(input, weight, bias)
+
+    return Call(None, run)
+
+
+def product(input: Tensor, other: Tensor) -> Call | None:
+    """Return input @ other as the call of a linear layer."""
+    matrix = isinstance(other, Tensor) and other.ndim == 2 and isinstance(input, Tensor) and input.ndim >= 2
+    return linear(input, other.t()) if matrix else None
+
+
+CALLS: dict[Any, Any] = {F.linear: linear, **dict.fromkeys((torch.matmul, torch.mm, Tensor.matmul, Tensor.__matmul__, Tensor.mm), product)}
+
+
+class Linear(torch.autograd.Function):
+    """x w' + bias for a matrix w, and x with any number of dimensions."""
+
+    apply: Any
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.biased = bias is not None
+        return multiply(_rows(x), w, bias).view(*x.shape[:-1], len(w))
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        x, w = ctx.saved_tensors
+        rows = _rows(dy)
+        db = rows.sum(0) if ctx.biased else None
+        if torch.is_grad_enabled():  # create_graph: the gradient will be differentiated
+            return dy @ w, rows.t() @ _rows(x), db
+        dx = multiply(rows, w.t()).view(x.shape) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(rows, _rows(x)) if ctx.needs_input_grad[1] else None
+        return dx, dw, db
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1]).contiguous()
