@@ -41,6 +41,7 @@ seed = 1
 @pytest.fixture
 def sweep(monkeypatch, capsys):
     """Repeats the sweep as a new process would, with nothing of the user imported; returns its exit status and what it printed."""
+    monkeypatch.setenv("COLUMNS", "120")  # tables are kept for one width
     Path("beside").mkdir()
     Path("beside/rule.py").write_text("def pace():\n    return 0.5\n")
     Path("mine.py").write_text(PLUGIN)

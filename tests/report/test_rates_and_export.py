@@ -147,7 +147,7 @@ class TestLive:
         assert call("report", "--live", "runs") == 0
         [during] = pages
         assert '"live":5' in during
-        assert "not finished" in during
+        assert "0 of 1 run finished" in during
         assert '"live":0' in Path("runs/report.html").read_text()
         assert Path("runs/curves.png").is_file()
 

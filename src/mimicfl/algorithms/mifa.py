@@ -46,9 +46,8 @@ class MIFA(Algorithm[MifaState]):
 
     def aggregate(self, state: MifaState, active: Tensor, g: Tensor, step: Step) -> None:
         eta, g = (1.0, step.eta * g) if self.memory == "step" else (step.eta, g)
-        change = (
-            g.double() - state.G[active].double()
-        )  # float64: large early updates would otherwise leave their rounding error behind forever
+        # float64: large early updates would otherwise leave their rounding error behind forever.
+        change = g.double() - state.G[active].double()
         state.total = state.total + step.share.double() @ change  # sum over N of share_i G_i
         state.G[active] = g  # G_i <- g_i for i in S_t; absent clients keep theirs
         clients, seen = on_host(active), state.seen.numpy()

@@ -11,8 +11,7 @@ from mimicfl.clients.losses import as_loss
 from mimicfl.clients.params import flatten
 from mimicfl.data.arrays import as_split
 from mimicfl.data.clients import Clients
-from mimicfl.engines.native import Unsupported, build
-from mimicfl.engines.native import engine as engine_module
+from mimicfl.engines.native import Unsupported, build, network
 from mimicfl.engines.native.engine import NativeEngine, Plan, Program
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.experiments.execute import resume
@@ -184,8 +183,8 @@ class TestFallback:
     def test_wrong_program_is_refused(self, digits, monkeypatch):
         """The program is compared with autograd before the first round."""
 
-        real = engine_module.trace
-        monkeypatch.setattr(engine_module, "trace", lambda model, shape: [layer for layer in real(model, shape) if layer.kind != "relu"])
+        real = network.trace
+        monkeypatch.setattr(network, "trace", lambda model, shape: [layer for layer in real(model, shape) if layer.kind != "relu"])
         clients = Clients(digits["data"], as_split(digits["split"], 1442), torch.device("cpu"), torch.float32)
         with pytest.raises(Unsupported, match="disagrees with PyTorch"):
             NativeEngine(digits["model"], clients, as_loss("cross-entropy"))

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 import mimicfl as mf
 from mimicfl.clients.losses import LOSSES, as_loss
 from mimicfl.data.clients import Clients, Holdout
-from mimicfl.engines.native import Unsupported, verify
+from mimicfl.engines.native import Unsupported, network, verify
 from mimicfl.engines.native import engine as engine_module
 from mimicfl.engines.native.channels_last import suits_channels_last
 from mimicfl.engines.native.engine import NativeEngine, Program
@@ -76,7 +76,7 @@ class TestLosses:
     @pytest.mark.parametrize("last", [0, 1, 2, 3])
     def test_loss_is_compared_on_every_class(self, last, monkeypatch):
         """An ignored class is found even if it has a single sample."""
-        monkeypatch.setattr(engine_module, "loss_name", lambda loss, data: "cross-entropy")
+        monkeypatch.setattr(network, "loss_name", lambda loss, data: "cross-entropy")
         data = problem((6,), 4, n=400)
         data = mf.Data(data.x_train, torch.where(torch.arange(400) == 391, last, (last + 1) % 4), data.x_test, data.y_test)
         with pytest.raises(Unsupported, match="disagrees with PyTorch"):
@@ -116,7 +116,7 @@ class TestModes:
     @pytest.mark.parametrize("training", [True, False])
     def test_outputs_are_compared_in_both_modes(self, training, monkeypatch):
         """The comparison finds a difference that tracing missed."""
-        monkeypatch.setattr(engine_module, "trace", lambda model, shape: trace(nn.Sequential(model.a, *[model.b] * (not training)), shape))
+        monkeypatch.setattr(network, "trace", lambda model, shape: trace(nn.Sequential(model.a, *[model.b] * (not training)), shape))
         with pytest.raises(Unsupported, match="outputs in evaluation mode" if training else "loss|gradient"):
             native(Modes("relu"), problem((6,), 4))
 
@@ -146,7 +146,7 @@ class TestModes:
         model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
         for p in model.parameters():
             nn.init.zeros_(p)
-        monkeypatch.setattr(engine_module, "trace", lambda module, shape: [layer for layer in trace(module, shape) if layer.kind != "relu"])
+        monkeypatch.setattr(network, "trace", lambda module, shape: [layer for layer in trace(module, shape) if layer.kind != "relu"])
         with pytest.raises(Unsupported, match="disagrees with PyTorch"):
             native(model, problem((6,), 4))
 
@@ -368,7 +368,7 @@ def test_any_error_while_preparing_means_unsupported(where, fault, meaning, monk
     def fail(*given):
         raise fault
 
-    monkeypatch.setattr(engine_module, where, fail)
+    monkeypatch.setattr(network if where == "loss_name" else engine_module, where, fail)
     with pytest.raises(meaning):
         native(linear(), problem((6,), 4))
 
