@@ -121,13 +121,17 @@ class CrossEntropy(torch.autograd.Function):
 
         if w is None:
             return columns(0, z.shape[1]), None, None, None, None, None
-        dx, dw, db = torch.zeros_like(x), torch.empty_like(w), None if bias is None else torch.empty_like(bias)
+        x_needs, w_needs, bias_needs = ctx.needs_input_grad[3:]  # a frozen layer needs no gradient of its weights
+        dx, dw = torch.zeros_like(x) if x_needs else None, torch.empty_like(w) if w_needs else None
+        db = torch.empty_like(bias) if bias_needs else None
         width = max(64, AT_ONCE // len(z) // 64 * 64)
         for begin in range(0, len(w), width):
             here = slice(begin, min(begin + width, len(w)))
             dz = columns(begin, here.stop - begin)
-            dx += multiply(dz, w[here].t())
-            dw[here] = weight_gradient(dz, x)
+            if dx is not None:
+                dx += multiply(dz, w[here].t())
+            if dw is not None:
+                dw[here] = weight_gradient(dz, x)
             if db is not None:
                 torch.sum(dz, 0, out=db[here])
         return None, None, None, dx, dw, db
