@@ -53,7 +53,8 @@ def experiment(problem: str, key: str, rounds: int | None, device: str) -> Exper
     pattern, algorithm, rate, final, seed = key.split("|")
     rounds = rounds or int(settings["rounds"])
     spec, _, average = algorithm.partition(" average=")
-    own = {"availability": PATTERNS[pattern], "algorithm": spec, "average": float(average or 0), "seed": int(seed), "rounds": rounds, "device": device}
+    own = {"algorithm": spec, "average": float(average or 0), "availability": PATTERNS[pattern], "seed": int(seed)}
+    own |= {"rounds": rounds, "device": device}
     return from_dict(settings | own | {"lr": f"geometric:{rate},{float(final) ** (1 / rounds):.6g}"}, key)
 
 
