@@ -87,7 +87,7 @@ def scripted():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning", "ignore:The .grad attribute")
 @pytest.mark.parametrize("make", [Rows, scripted])
 def test_models_that_compiled_layers_must_not_break(make):
     torch.manual_seed(0)

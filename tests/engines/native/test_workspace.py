@@ -79,7 +79,8 @@ class Phase(nn.Module):
         self.phase = nn.Parameter(torch.tensor(0.3))
 
     def forward(self, x):
-        return x * torch.complex(torch.ones(()), self.phase).conj().imag
+        turned = torch.complex(torch.ones(()), self.phase).conj()
+        return x * (turned * turned).imag
 
 
 def test_negated_gradients():

@@ -66,7 +66,8 @@ def test_overlapping_windows_equal_pytorch():
     def call(*leaves):
         return F.scaled_dot_product_attention(*(x.unfold(2, 5, 1) for x in leaves))
 
-    true = grads(call, leaves)
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the other one is wrong for them
+        true = grads(call, leaves)
     with LayerOverrides(compiled(lambda: call(*leaves))):
         assert_close((true, grads(call, leaves)))
 

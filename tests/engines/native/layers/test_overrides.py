@@ -43,6 +43,7 @@ def repeated(x, w, v):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # by PyTorch's forward-mode derivatives
 @pytest.mark.parametrize("call", [transformed, differentiated, forward_derivative, dual, repeated])
 def test_transforms_and_checkpoints_equal_pytorch(call, leaves, monkeypatch):
     monkeypatch.setattr(linear, "faster", lambda: hasattr(torch.ops.mkldnn, "_linear_pointwise"))
