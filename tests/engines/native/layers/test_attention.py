@@ -59,6 +59,20 @@ def test_attention_and_its_derivatives_equal_pytorch(shape, scale):
 
 
 @pytest.mark.slow
+def test_overlapping_windows_equal_pytorch():
+    """Features of one window are those of the next, moved by one; there are fewer windows than features."""
+    leaves = [torch.randn(2, 3, 8, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in range(3)]
+
+    def call(*leaves):
+        return F.scaled_dot_product_attention(*(x.unfold(2, 5, 1) for x in leaves))
+
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):  # the other one is wrong for them
+        true = grads(call, leaves)
+    with LayerOverrides(compiled(lambda: call(*leaves))):
+        assert_close((true, grads(call, leaves)))
+
+
+@pytest.mark.slow
 def test_large_scores_and_numbers_that_are_not_finite():
     q, k, v = queries_keys_values(2, 3, 4, 4, 5, torch.Generator().manual_seed(1))
     layers = compiled(lambda: F.scaled_dot_product_attention(q, k, v))

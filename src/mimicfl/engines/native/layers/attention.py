@@ -42,7 +42,7 @@ class Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, value)
         ctx.settings = causal, scale, functions
         q, k, value = (_features_contiguous(x) for x in (q, k, value))
-        y = torch.empty_like(q)
+        y = _like(q)
         check_memory(functions[0](at(q), at(k), at(value), at(y), _distances(q, k, value, y), scale, q.shape[0] * q.shape[1]))
         return y
 
@@ -53,7 +53,7 @@ class Attention(torch.autograd.Function):
             q, k, value = ctx.saved_tensors
             return *_gradients(q, k, value, dy, causal, scale), None, None, None
         q, k, value, dy = (_features_contiguous(x) for x in (*ctx.saved_tensors, dy))
-        results = [torch.empty_like(x) for x in (q, k, value)]
+        results = [_like(x) for x in (q, k, value)]
         tensors = (q, k, value, dy, *results)
         check_memory(functions[1](*map(at, tensors), _distances(*tensors), scale, q.shape[0] * q.shape[1]))
         return *results, None, None, None
@@ -61,6 +61,12 @@ class Attention(torch.autograd.Function):
 
 def _features_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and min(x.stride()) > 0 else x.contiguous()
+
+
+def _like(x: Tensor) -> Tensor:
+    """Return new memory with the layout of x, and contiguous features: if windows overlap, PyTorch may put another dimension last."""
+    new = torch.empty_like(x)
+    return new if new.stride(3) == 1 else x.new_empty(x.shape)
 
 
 def _distances(*tensors: Tensor) -> Any:

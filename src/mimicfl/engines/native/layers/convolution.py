@@ -7,11 +7,12 @@ from torch import Tensor
 
 from ...torch_overrides import conv2d_call
 from ..channels_last import CHANNELS
-from .kinds import Call, Functions, Kind, at, channels_last, check_memory, images, plain, two
+from .kinds import Call, Functions, Kind, at, channels_last, check_memory, fits, images, plain, two
 
 MOST_CHANNELS = 32  # with more channels PyTorch's blocked products are faster, except than Winograd's
 MOST_WEIGHTS = 512 * 512  # pairs of channels of a Winograd convolution: transformed weights take four times the memory
 FEWEST_OUTPUTS = 16  # per channel: the outputs of one tile
+LAYOUTS = torch.contiguous_format, torch.channels_last
 KINDS = dict.fromkeys(("Convolution", "ChannelsLast"), Kind((("forward", 4, 1), ("backward", 6, 1)), fails=True))
 
 
@@ -20,7 +21,7 @@ def convolution(*args: Any, **kwargs: Any) -> Call | None:
     x, w, bias, stride, padding, dilation, groups = conv2d_call(*args, **kwargs)
     if not images(x) or not plain(w) or w.ndim != 4 or groups != 1 or two(dilation) != (1, 1):
         return None
-    if bias is not None and not (plain(bias) and bias.shape == w.shape[:1]):
+    if not fits(bias, w):
         return None
     stride, padding, kernel = two(stride), two(padding), tuple(w.shape[2:])
     if not (stride and padding) or min(*stride, *w.shape) < 1 or min(padding) < 0 or w.shape[1] != x.shape[1]:
@@ -43,7 +44,10 @@ def _winograd(w: Tensor, outputs: int) -> bool:
 
 
 class Conv(torch.autograd.Function):
-    """A convolution with a compiled shape. `last`: images, gradients and results are in channels-last layout."""
+    """A convolution with a compiled shape; `last`: compiled for channels-last layout. Results keep the layout of the images.
+
+    As in PyTorch: a model may view its images as rows, which fails in the other layout.
+    """
 
     apply: Any
 
@@ -54,12 +58,12 @@ class Conv(torch.autograd.Function):
         _, h, w, channels, kh, kw, sh, sw, ph, pw = numbers
         ctx.save_for_backward(x, weight)  # the originals, not the copies below, because second derivatives need them
         ctx.numbers, ctx.functions, ctx.biased = numbers, functions, bias is not None
-        ctx.layout = layout = torch.channels_last if last else torch.contiguous_format
+        ctx.layout, ctx.given = layout, given = LAYOUTS[last], LAYOUTS[channels_last(x)]
         x, weight, bias = x.contiguous(memory_format=layout), weight.contiguous(), None if bias is None else bias.contiguous()
         shape = (len(x), channels, (h + 2 * ph - kh) // sh + 1, (w + 2 * pw - kw) // sw + 1)
         y = torch.empty(shape, dtype=x.dtype, memory_format=layout)
         check_memory(functions[0](at(x), at(weight), at(bias), at(y), len(x)))
-        return y
+        return y.contiguous(memory_format=given)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
@@ -72,4 +76,4 @@ class Conv(torch.autograd.Function):
         dx = torch.empty(x.shape, dtype=x.dtype, memory_format=ctx.layout) if ctx.needs_input_grad[0] else None
         dw, db = x.new_empty(weight.shape), x.new_empty(len(weight)) if ctx.biased else None
         check_memory(ctx.functions[1](at(x), at(weight), at(dy), at(dx), at(dw), at(db), len(x)))
-        return dx, dw, db, None, None, None
+        return None if dx is None else dx.contiguous(memory_format=ctx.given), dw, db, None, None, None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .kinds import Call, Functions, Kind, Memory, Product, at, ordinary, plain
+from .kinds import Call, Functions, Kind, Memory, Product, at, fits, ordinary, plain
 from .linear import multiply, weight_gradient
 
 FEWEST_CLASSES = 64
@@ -25,7 +25,7 @@ def linear(known: Product | None, z: Any, input: Tensor, weight: Tensor, bias: T
     """Remember z = input weight' + bias. The names are PyTorch's."""
     if not (plain(z) and plain(input) and plain(weight) and z.requires_grad) or torch.is_autocast_enabled("cpu"):
         return known
-    if weight.ndim != 2 or len(weight) < FEWEST_OUTPUTS or not weight.is_contiguous():
+    if weight.ndim != 2 or len(weight) < FEWEST_OUTPUTS or not weight.is_contiguous() or not fits(bias, weight):
         return known
     return Product.of(input.reshape(-1, input.shape[-1]), weight, bias, z)
 
