@@ -11,6 +11,7 @@ from ...torch_overrides import attention_call
 from .kinds import Call, Functions, Kind, at, check_memory, images
 
 MOST = 2048  # entries of a head's scores, or of its queries: the workspace of 16 heads must fit into the second-level cache
+MOST_FEATURES = 16  # per head: with more, PyTorch's products are faster
 KINDS = {"Attention": Kind((("forward", 5, 1), ("backward", 8, 1)), numbers=1, fails=True)}
 
 
@@ -23,7 +24,7 @@ def attention(*args: Any, **kwargs: Any) -> Call | None:
     if k.shape != value.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != features:
         return None
     keys = k.shape[2]
-    if max(queries * keys, queries * features, keys * features) > MOST:
+    if features > MOST_FEATURES or max(queries * keys, queries * features, keys * features) > MOST:
         return None
     numbers, scale = (heads, queries, keys, features, int(causal)), float(features**-0.5 if scale is None else scale)
     return Call(("Attention", numbers), lambda functions, _: Attention.apply(q, k, value, bool(causal), scale, functions))
