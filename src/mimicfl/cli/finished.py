@@ -1,7 +1,8 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is used if the command, the settings file, the code of this package, of PyTorch and of the plugins, and every
-file of the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there were no memo.
+The memo is only a shortcut. It is used if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
+every file of the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there
+were no memo.
 Sweeps that may depend on anything else, such as plugins that read files, have no memo.
 """
 

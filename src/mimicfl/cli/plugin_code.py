@@ -31,10 +31,10 @@ BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that 
 FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input open")
 # Names by which code of these libraries reads files, the environment or the machine.
 OUTSIDE = _words("""
-    DataSource PackageImporter __builtins__ __loader__ __spec__ __version__ argv cwd device_count environ environb exists expanduser expandvars
-    frame from_file fromfile fromregex genfromtxt get_num_threads getatime getcwd getctime getenv getmtime getsize glob home hub
-    is_available is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_library load_state_dict_from_url load_url
-    loadtxt lstat memmap open open_memmap read read_bytes read_text rglob samefile scandir stat walk
+    DataSource PackageImporter __builtins__ __loader__ __spec__ __version__ argv cwd device_count environ environb exists expanduser
+    expandvars frame from_file fromfile fromregex genfromtxt get_num_threads getatime getctime getcwd getenv getmtime getsize glob home
+    hub is_available is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_library load_state_dict_from_url
+    load_url loadtxt lstat memmap open open_memmap read read_bytes read_text rglob samefile scandir stat walk
 """)
 # What draws the same numbers in every process if it gets a seed; other names of modules called `random` are doubtful.
 SEEDED = _words("Generator MT19937 PCG64 PCG64DXSM Philox Random RandomState SFC64 SeedSequence default_rng seed")
