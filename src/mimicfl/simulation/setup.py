@@ -85,7 +85,9 @@ def _participation(
     problem: Problem, server: Server, asked: ParticipationSettings, seed: int, rounds: int | None, uploads: int | None
 ) -> Participation:
     seconds = client_seconds(problem, server, seed, asked.speed, asked.bandwidth)
-    stages = Stages(asked.selection, seconds, asked.deadline, problem.clients.sizes, seed, asked.pattern.round_seconds)
+    sizes = problem.clients.sizes.view()
+    sizes.flags.writeable = False  # a custom selection must not change how clients train, in this run or in others of the same problem
+    stages = Stages(asked.selection, seconds, asked.deadline, sizes, seed, asked.pattern.round_seconds)
     cost = trait(server.algorithm, "uploads")
     return participation(asked.pattern, stages, len(problem.split), seed, problem.class_counts, rounds, uploads, cost, asked.buffered)
 
