@@ -6,11 +6,13 @@
 First every algorithm trains with all rates on tuning seeds; then with the best rate of the pattern on the seeds that are compared, one
 seed after the other. For every pattern the table gives the mean accuracy over the last tenth of the run, how far it is behind the best
 algorithm, and the paired standard error; at the end the means over the patterns. The accuracies are kept in OUT/NAME.json: what is there
-is not run again, so the same command continues after --minutes. Algorithms that the package does not have are in gain_candidates.py.
+is not run again, so the same command continues after --minutes. An algorithm that the package does not have is in gain_candidates.py.
+`mimic average=9` is MimiC with averaged models, which records/gain/fmnist.json calls `mimic-averaged`, or `fedgain:window=9`.
 """
 
 import argparse
 import json
+import re
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -26,12 +28,10 @@ from mimicfl.settings import Experiment, from_dict
 
 RIVALS = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedsteer")
 CANDIDATES = (
-    *(f"{name}-averaged" for name in ("mifa", "mimic")),
-    "fedgain:window=9",
-    "fedsteer:window=9",
+    *(f"{name} average=9" for name in ("mifa", "mimic", "fedgain", "fedsteer")),
     "fedsteer:horizon=400",
-    *(f"fedsteer:{options}horizon=400,window=9" for options in ("", "gain=0.5,", "gain=0.75,follow=direction,")),
-    *(f"damped:share={share},window=9" for share in (0.5, 0.8)),
+    *(f"fedsteer:{options}horizon=400 average=9" for options in ("", "gain=0.5,", "gain=0.75,follow=direction,")),
+    *(f"damped:share={share} average=9" for share in (0.5, 0.8)),
 )
 PATTERNS = {p.name: p.availability for p in suite.PATTERNS} | {
     "time-varying": "time-varying:0.1",
@@ -52,19 +52,28 @@ def experiment(problem: str, key: str, rounds: int | None, device: str) -> Exper
     settings, _ = PROBLEMS[problem]
     pattern, algorithm, rate, final, seed = key.split("|")
     rounds = rounds or int(settings["rounds"])
-    own = {"availability": PATTERNS[pattern], "algorithm": algorithm, "seed": int(seed), "rounds": rounds, "device": device}
+    spec, _, average = algorithm.partition(" average=")
+    own = {"algorithm": spec, "average": float(average or 0), "availability": PATTERNS[pattern], "seed": int(seed)}
+    own |= {"rounds": rounds, "device": device}
     return from_dict(settings | own | {"lr": f"geometric:{rate},{float(final) ** (1 / rounds):.6g}"}, key)
+
+
+def renamed(key: str) -> str:
+    """A key of an earlier file, in which averaged models were an option of some algorithms, or an algorithm of their own."""
+    pattern, algorithm, *rest = key.split("|")
+    found = re.sub(r"-averaged(:window=9)?$|[:,]window=9$", " average=9", algorithm)
+    return "|".join([pattern, found, *rest])
 
 
 def train(problem: str, keys: Sequence[str], rounds: int | None, device: str) -> Accuracies:
     """Train the runs of these keys as one group; the accuracies of the last tenth of the rounds, averaged."""
     plan = {str(i): experiment(problem, key, rounds, device) for i, key in enumerate(keys)}
-    key_of = {(e.algorithm, e.availability, e.lr, e.seed): key for key, e in zip(keys, plan.values(), strict=True)}
+    key_of = {(e.algorithm, e.average, e.availability, e.lr, e.seed): key for key, e in zip(keys, plan.values(), strict=True)}
     found: dict[str, dict[int, float]] = {key: {} for key in keys}
 
     def note(e: Experiment, row: dict[str, float], last: int) -> None:
         if row.get("test_accuracy") is not None:
-            found[key_of[e.algorithm, e.availability, e.lr, e.seed]][int(row["round"])] = row["test_accuracy"]
+            found[key_of[e.algorithm, e.average, e.availability, e.lr, e.seed]][int(row["round"])] = row["test_accuracy"]
 
     try:
         carry_out(plan, progress=note)
@@ -158,7 +167,7 @@ def main() -> None:
     warnings.simplefilter("ignore", UserWarning)
     file = given.out / f"{given.problem}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
-    known: Accuracies = json.loads(file.read_text()) if file.exists() else {}
+    known: Accuracies = {renamed(key): value for key, value in json.loads(file.read_text()).items()} if file.exists() else {}
     tuning = range(given.first_tuning_seed, given.first_tuning_seed + given.tuning_seeds)
     final = range(given.first_seed, given.first_seed + given.seeds)
     begun, slowest = time.monotonic(), 0.0

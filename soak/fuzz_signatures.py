@@ -151,6 +151,7 @@ SIMULATE = {
     "uploads": (["2", "4"], WHOLE),
     "local": (LOCALS, ["3", "'sgd'", "mf.LocalSGD", "{}", "mf.LocalSGD(steps=[1, 2])"]),
     "global_lr": ([*RATES, "'local'"], WRONG_RATES),
+    "average": (["0", "9", "2.5"], [*REAL, "0.5"]),
     "update": (["'sum'", "'mean'"], ["'max'", "None", "3", "[]"]),
     "weighting": (["'uniform'", "'samples'"], ["'size'", "None", "3"]),
     "loss": (

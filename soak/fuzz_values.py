@@ -149,6 +149,7 @@ SETTINGS = {
     "batch_size": Values(["1", "4", "16", "full", "auto"], ["", "0", "-1", "x", "1.5", "nan", "[2]", "9" * 30]),
     "lr": Values([*RATES, "auto"], WRONG_RATES),
     "global_lr": Values([*RATES, "local"], WRONG_RATES),
+    "average": number("0", "1", "9", "2.5", wrong=("0.5",)),
     "optimizer": Values(["sgd"], ["", "adma", "adam:lr=1", "adam:betas=1", "sgd:nesterov=1"]),
     "weight_decay": number("0", "0.01"),
     "momentum": number("0", "0.5", wrong=("1", "1.5")),

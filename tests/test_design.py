@@ -161,6 +161,7 @@ class TestSettings:
             "update": "mean",
             "weighting": "samples",
             "server_optimizer": "adam",
+            "average": 9.0,
             "optimizer": "adamw",
             "task": "classification",
             "metrics": "accuracy,macro-f1",

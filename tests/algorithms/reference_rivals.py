@@ -108,9 +108,9 @@ def amplified(f, period, gamma, controls):
     return w
 
 
-def fedgain(f, gain, follow="direction", window=0):
+def fedgain(f, gain, follow="direction"):
     """Every client's update of now, guessed for the absent: y_j + gain (movement since then). The direction is the mean guess."""
-    models, w, y, u, k = Models(f.d, window), np.zeros(f.d), np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
+    w, y, u, k = np.zeros(f.d), np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
     for t, active in f.rounds():
         if not active:
             continue
@@ -127,17 +127,15 @@ def fedgain(f, gain, follow="direction", window=0):
         for i in active:
             y[i], u[i], k[i] = g[i], v, gain
         w = w - f.eta(t) * v
-        models.add(t, w)
-    return models.mean
+    return w
 
 
-def fedsteer(f, gain, never_seen="mean", horizon=0, window=0):
+def fedsteer(f, gain, never_seen="mean", horizon=0):
     """SCAFFOLD with a gain. The controls of clients not seen yet are c, the mean of the others; or zero, which c then counts.
 
-    With a horizon the shift is weaker by a factor that depends on the number of steps of the last round's clients; with a window the
-    models are averaged.
+    With a horizon the shift is weaker by a factor that depends on the number of steps of the last round's clients.
     """
-    x, y, seen, a, models = np.zeros(f.d), {}, [], 1.0, Models(f.d, window)
+    x, y, seen, a = np.zeros(f.d), {}, [], 1.0
 
     def control():
         among = range(f.n) if never_seen == "zero" else seen
@@ -157,13 +155,12 @@ def fedsteer(f, gain, never_seen="mean", horizon=0, window=0):
         v = (1 - gain) * control() + gain * as_active
         x = x - f.eta(t) * f.steps(active, t) * v
         a = horizon / (horizon + f.gradients(active, t)) if horizon else 1.0
-        models.add(t, x)
-    return models.mean
+    return x
 
 
-def fedsteer_direction(f, gain, horizon=0, window=0):
+def fedsteer_direction(f, gain, horizon=0):
     """FedGain in units of one step, whose local steps are shifted by the last direction minus the guess for the client."""
-    x, v, a, models = np.zeros(f.d), np.zeros(f.d), 1.0, Models(f.d, window)
+    x, v, a = np.zeros(f.d), np.zeros(f.d), 1.0
     y, u, k = np.zeros((f.n, f.d)), np.zeros((f.n, f.d)), np.ones(f.n)  # k = 1 until seen
     for t, active in f.rounds():
         if not active:
@@ -177,24 +174,7 @@ def fedsteer_direction(f, gain, horizon=0, window=0):
             y[i], u[i], k[i] = p[i], v, gain
         x = x - f.eta(t) * f.steps(active, t) * v
         a = horizon / (horizon + f.gradients(active, t)) if horizon else 1.0
-        models.add(t, x)
-    return models.mean
-
-
-class Models:
-    """The mean of the initial model and all later ones, from their weights: model t has window / (t + window) of what is left to give."""
-
-    def __init__(self, d, window):
-        self.window, self.all, self.shares = window, [np.zeros(d)], [1.0]
-
-    def add(self, t, x):
-        newest = self.window / (t + self.window) if self.window else 1.0
-        self.shares = [share * (1 - newest) for share in self.shares] + [newest]
-        self.all.append(x)
-
-    @property
-    def mean(self):
-        return sum(share * x for share, x in zip(self.shares, self.all, strict=True))
+    return x
 
 
 def focus(f):

@@ -45,7 +45,6 @@ def test_memory_reaches_the_optimum(quadratic, algorithm):
         ("fedsteer", True),
         ("fedsteer:gain=0", True),
         ("fedsteer:gain=0.6,follow=direction", True),
-        ("fedsteer:window=9", True),
         ("fedsteer:horizon=400", False),  # a weaker shift leaves a part of the drift
         ("scaffold", True),
         ("fedgain", False),

@@ -22,20 +22,13 @@ CASES = {
     "focus": (mf.FOCUS(), naive.focus),
     "fedgain": (mf.FedGain(0.6), lambda f: naive.fedgain(f, 0.6)),
     "fedgain-innovations": (mf.FedGain(0.6, "innovations"), lambda f: naive.fedgain(f, 0.6, "innovations")),
-    "fedgain-window": (mf.FedGain(0.6, window=3), lambda f: naive.fedgain(f, 0.6, window=3)),
-    "fedgain-innovations-window": (mf.FedGain(0.6, "innovations", 9), lambda f: naive.fedgain(f, 0.6, "innovations", 9)),
     "fedsteer": (mf.FedSteer(), lambda f: naive.fedsteer(f, 1.0)),
     "fedsteer-half": (mf.FedSteer(0.5), lambda f: naive.fedsteer(f, 0.5)),
     "fedsteer-zero": (mf.FedSteer(0.3, never_seen="zero"), lambda f: naive.fedsteer(f, 0.3, never_seen="zero")),
     "fedsteer-direction": (mf.FedSteer(0.6, "direction"), lambda f: naive.fedsteer_direction(f, 0.6)),
     "fedsteer-direction-one": (mf.FedSteer(1, "direction"), lambda f: naive.fedsteer_direction(f, 1.0)),
     "fedsteer-horizon": (mf.FedSteer(horizon=4), lambda f: naive.fedsteer(f, 1.0, horizon=4)),
-    "fedsteer-window": (mf.FedSteer(0.5, window=3), lambda f: naive.fedsteer(f, 0.5, window=3)),
-    "fedsteer-both": (mf.FedSteer(horizon=4, window=9), lambda f: naive.fedsteer(f, 1.0, horizon=4, window=9)),
-    "fedsteer-direction-both": (
-        mf.FedSteer(0.6, "direction", horizon=4, window=9),
-        lambda f: naive.fedsteer_direction(f, 0.6, horizon=4, window=9),
-    ),
+    "fedsteer-direction-horizon": (mf.FedSteer(0.6, "direction", horizon=4), lambda f: naive.fedsteer_direction(f, 0.6, horizon=4)),
 }
 SETTINGS = [
     ("sum", "uniform", {"epochs": 2, "batch_size": 5}),
@@ -192,11 +185,9 @@ def test_fedawe_repeats_an_update_for_every_round_missed():
     [
         (lambda: mf.FedGain(1.1), "gain"),
         (lambda: mf.FedGain(0.5, "nobody"), "follow"),
-        (lambda: mf.FedGain(window=0.5), "window"),
         (lambda: mf.FedSteer(never_seen="none"), "never_seen"),
         (lambda: mf.FedSteer(gain=-1), "gain"),
         (lambda: mf.FedSteer(horizon=-1), "horizon"),
-        (lambda: mf.FedSteer(window=0.5), "window"),
         (lambda: mf.FedStale(-0.1), "beta"),
         (lambda: mf.FedStale(0.5, "guessed"), "estimated"),
         (lambda: mf.FedAWE(clip=-1), "clip"),

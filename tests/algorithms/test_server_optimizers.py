@@ -148,5 +148,3 @@ def test_algorithms_without_a_direction_refuse_them():
     rates = {"local_lr": lambda t, m: 0.1, "global_lr": lambda t, m: 0.1}
     with pytest.raises(mf.UsageError, match="direction"):
         Server(Placed(), torch.zeros(3), {}, torch.ones(1), optimizer=so.Adam(), **rates)
-    with pytest.raises(mf.UsageError, match="direction"):  # its w is a mean of models
-        Server(mf.FedSteer(window=9), torch.zeros(3), {}, torch.ones(1), optimizer=so.Adam(), **rates)

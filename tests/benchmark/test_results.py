@@ -163,9 +163,11 @@ def test_page_and_document(tiny, tmp_path):
 
 
 def test_memory_of_the_server():
-    assert memory_text("fedavg") == "0"
-    assert memory_text("mimic").startswith("N")
-    assert memory_text("fedavgm") == "1"
+    plain, averaged = PARTS["digits"], PARTS["digits-averaged"]
+    assert memory_text(plain, "fedavg") == "0"
+    assert memory_text(plain, "mimic").startswith("N")
+    assert memory_text(plain, "fedavgm") == "1"
+    assert memory_text(averaged, "fedavg") == "1"  # the mean itself
 
 
 @pytest.mark.slow

@@ -2,12 +2,18 @@
 
 import dataclasses
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
 import mimicfl as mf
+from mimicfl.benchmark import processes as processes_module
 from mimicfl.benchmark import run as module
 from mimicfl.benchmark.processes import Worker
 from mimicfl.benchmark.progress import progress_of
@@ -18,6 +24,9 @@ from mimicfl.benchmark.suite import PARTS
 from mimicfl.callbacks import send
 from mimicfl.data.holdout import held_out
 from mimicfl.experiments.build import load_data
+from mimicfl.metrics.lock import is_locked
+from tests.cli.conftest import call
+from tests.conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -180,3 +189,74 @@ def test_engines_on_a_gpu():
 def test_processes_and_trackers_are_refused(tiny, tmp_path):
     with pytest.raises(mf.UsageError, match="trackers follow"):
         run_part(tiny, tmp_path / "r", tmp_path / "o", tiny.cells(), {}, callbacks=[mf.callbacks.CSV(tmp_path / "csv")], processes=2)
+
+
+@pytest.mark.parametrize("processes", [0, -1, 65, 1000, 1.5, True, "2", None])
+def test_a_number_of_processes_that_makes_no_sense_is_refused(tiny, tmp_path, processes, monkeypatch):
+    monkeypatch.setattr(module, "Workers", lambda *_: pytest.fail("started"))
+    with pytest.raises(mf.UsageError, match="processes must be"):
+        run_part(tiny, tmp_path / "r", tmp_path / "o", tiny.cells(), {}, processes=processes)
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1000", "two", "1.5", ""])
+def test_processes_on_the_command_line(tiny, text, capsys):
+    assert call("benchmark", "run", "tiny", "--processes", text) == 2
+    assert "processes" in capsys.readouterr().err
+
+
+def test_no_more_processes_than_runs(tiny, tmp_path, monkeypatch):
+    """Two cells with 8 runs of the tuning and 4 final runs each."""
+    started = []
+    monkeypatch.setattr(module, "Workers", lambda count, gpu: started.append(count) or pytest.exit("enough"))
+    with pytest.raises(pytest.exit.Exception):
+        run_part(tiny, tmp_path / "r", tmp_path / "o", tiny.cells(), {}, processes=60)
+    assert started == [sum(progress_of(cell, {}).total for cell in tiny.cells())]
+    assert started[0] < 60
+
+
+def test_a_process_that_cannot_be_started_is_an_error(tiny, tmp_path, monkeypatch):
+    started, start = [], subprocess.Popen
+
+    def limited(*arguments, **options):
+        if started:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        started.append(start(*arguments, **options))
+        return started[0]
+
+    monkeypatch.setattr(processes_module.subprocess, "Popen", limited)
+    with pytest.raises(mf.UsageError, match=r"process 2 cannot be started .*fewer"):
+        run_part(tiny, tmp_path / "r", tmp_path / "o", tiny.cells(), {}, processes=2)
+    assert started[0].poll() is not None
+
+
+def train_for_ever(records, out):
+    digits = PARTS["digits"]
+    module.BATCH = module.LEAST = 1
+    part = dataclasses.replace(digits, settings=digits.settings | {"rounds": 5000}, grids=digits.grids[:1], patterns=digits.patterns[:1])
+    run_part(part, Path(records), Path(out), part.cells(), {"engine": "plain"}, processes=2, say=print)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs signals and locks")
+@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
+def test_processes_end_with_the_command(tmp_path, kind):
+    """Killed, or stopped by Ctrl-C, which reaches all processes: nobody writes to the runs any more, and nobody is said to have failed."""
+    code = f"from tests.benchmark.test_run import train_for_ever; train_for_ever({str(tmp_path / 'r')!r}, {str(tmp_path / 'o')!r})"
+    with (tmp_path / "log").open("w") as log:
+        command = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        try:
+            until(lambda: any(map(is_locked, (tmp_path / "o").glob("*"))))
+            command.kill() if kind == signal.SIGKILL else os.killpg(command.pid, kind)
+            command.wait(120)
+            until(lambda: not any(map(is_locked, (tmp_path / "o").glob("*"))))
+        finally:
+            command.kill()
+            command.wait()
+    assert "unexpectedly" not in (tmp_path / "log").read_text()
+
+
+def until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)

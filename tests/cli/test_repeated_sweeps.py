@@ -1,7 +1,9 @@
 """A finished sweep with plugins is repeated without importing them, unless their result may have changed."""
 
 import importlib
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,18 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
         "from . import rule",
         "from package import doubtful",
         "this is no Python",
+        "import numpy as np\nx = np.random.rand(3)",
+        "import numpy as np\nx = np.random.default_rng()",
+        "import numpy as np\nx = np.random.default_rng(seed=None)",
+        "from numpy.random import default_rng as rng\nx = rng()",
+        "from numpy.random import rand",
+        "import numpy.random as draw",
+        "from numpy import random as draw",
+        "x = hash('a') % 10",
+        "import numpy as np\nx = np.fromregex(name + '.txt', 'a', 'i8')",
+        "import mimicfl as mf\nx = mf.availability.Explicit(name + '.csv')",
+        "import os.path\nx = os.path.getsize(name)",
+        "import torch\nwidth = 8 if torch.cuda.is_available() else 4",
     ],
 )
 def test_doubtful_code_has_no_memo(text):
@@ -141,7 +155,8 @@ def test_what_needs_no_doubt():
     Path("package/rule.py").write_text("from .other import *\nfrom . import other")
     Path("package/other.py").write_text("from __future__ import annotations\nimport torch.nn.functional as F")
     Path("mine.py").write_text(
-        "import os.path, re\nfrom package.rule import x\nhere = os.path.dirname(__file__)\nre.compile('a').match('b')"
+        "import os.path, re\nimport numpy as np\nfrom package.rule import x\nhere = os.path.dirname(__file__)\nre.compile('a').match('b')\n"
+        "rng = np.random.default_rng(0)\nx = rng.random(3), np.random.RandomState(seed=1).rand(2)"
     )
     assert {Path(file).name for file in plugin_code(["mine.py"])} == {"mine.py", "rule.py", "other.py"}
     for name in ("own_algorithm", "own_availability", "own_model_and_data"):
@@ -164,3 +179,29 @@ def test_data_is_compared(settings, file):
     assert before != memo()
     Path("data/link").symlink_to("/")
     assert (memo() is None) == (file != "t.csv")
+
+
+def test_a_file_with_its_old_time_is_noticed():
+    """Same size, and the time of its last change set back: only the time that the system keeps for itself differs."""
+    memo = Memo(Path("memo.json"), "key")
+    run = Path("run")
+    run.mkdir()
+    for name in ("config.toml", "rows.jsonl", "final.safetensors"):
+        (run / name).write_text("1")
+    memo.keep("shown", [run], [])
+    assert memo.replay(Console(quiet=True))
+    before = (run / "rows.jsonl").stat()
+    time.sleep(0.02)  # the system's clock for files has steps of some milliseconds
+    (run / "rows.jsonl").write_text("2")
+    os.utime(run / "rows.jsonl", ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert not memo.replay(Console(quiet=True))
+
+
+def test_another_version_of_pytorch_is_noticed(monkeypatch):
+    Path("grid.toml").write_text("[grid]\nseed = 2\n")
+    before = Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
+    Path("torch").mkdir()
+    Path("torch/__init__.py").touch()
+    Path("torch/version.py").write_text("__version__ = '9.9'\n")
+    monkeypatch.syspath_prepend(Path.cwd())
+    assert before != Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))

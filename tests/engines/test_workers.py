@@ -17,7 +17,7 @@ from mimicfl.clients.losses import as_loss
 from mimicfl.engines.capabilities import Unsupported
 from mimicfl.engines.native.layers import LayerOverrides
 from mimicfl.engines.plain import PlainEngine
-from mimicfl.engines.workers import WorkersEngine
+from mimicfl.engines.workers import WithLayers, WorkersEngine
 from mimicfl.metrics.store import RunFolder
 from tests.conftest import end_on
 from tests.engines.engines import MODELS, Viewing, assert_same, problem, requests_of
@@ -40,7 +40,7 @@ class TestWorkers:
         requests = requests_of(model, clients)
         loss = as_loss("cross-entropy")
         engine = WorkersEngine(model, clients, loss, workers=3)
-        assert "forward" in vars(engine.plain.work.module)
+        assert isinstance(engine.plain.work.module, WithLayers)
         assert_same(engine.train(requests), PlainEngine(model, clients, loss).train(requests), rtol=1e-4)
 
     def test_layers_called_with_keywords_are_recognised(self):

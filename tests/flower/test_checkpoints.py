@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from flwr.app import Array, ArrayRecord
 
 import mimicfl.flower as mff
 from mimicfl.cli.main import main
@@ -66,6 +68,22 @@ def test_segments_are_compacted(tmp_path):
     total = sum(each["rows"] for each in segments(tmp_path))
     assert total <= 2 * 8 + 16
     assert len(Checkpoints(RunFolder(tmp_path)).rounds()) == 2
+
+
+class Half(Toy):
+    def initial(self):
+        return ArrayRecord({"w": Array(np.zeros(self.dim, dtype=np.float16))})
+
+
+def test_resuming_does_not_round_a_half_precision_model(tmp_path):
+    """The server keeps it in float32; only the record that clients receive is rounded."""
+    whole = mff.FedAvg(**OPTIONS, **SPARSE)
+    run(whole, Half(dim=50), clients=8, rounds=12)
+    for rounds in (5, 12):
+        resumed = mff.FedAvg(folder=tmp_path, **OPTIONS, **SPARSE)
+        run(resumed, Half(dim=50), clients=8, rounds=rounds)
+    assert torch.equal(resumed.form.w, whole.form.w)
+    assert resumed.form.w.abs().min() > 1
 
 
 class Killed(BaseException):

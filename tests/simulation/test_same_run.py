@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 import mimicfl as mf
+from mimicfl.experiments import build as build_module
 from mimicfl.experiments.build import build, load_data
 from mimicfl.experiments.execute import carry_out, groups
 from mimicfl.experiments.grid import read_sweep
@@ -19,6 +21,7 @@ from mimicfl.fingerprint import source
 from mimicfl.metrics.store import RunFolder
 from mimicfl.plugins import load_plugins
 from mimicfl.report.summary import group
+from mimicfl.settings import SETTINGS
 
 SHORT = mf.Experiment(rounds=2, num_clients=6, epochs=1)
 
@@ -26,7 +29,7 @@ SHORT = mf.Experiment(rounds=2, num_clients=6, epochs=1)
 @pytest.fixture
 def names():
     """Names registered by a test are gone after it."""
-    registries = [mf.models.MODELS, mf.algorithms.ALGORITHMS]
+    registries = [mf.models.MODELS, mf.algorithms.ALGORITHMS, mf.availability.PATTERNS]
     before = [dict(registry.factories) for registry in registries]
     yield
     for registry, known in zip(registries, before, strict=True):
@@ -57,6 +60,42 @@ def test_runs_with_other_frozen_layers_or_attributes_do_not_share_a_program(name
         alone = mf.run(dataclasses.replace(e, engine="plain"))
         torch.testing.assert_close(together[name].params, alone.params, rtol=1e-9, atol=1e-11)
         assert together[name].rows[-1]["test_loss"] == pytest.approx(alone.rows[-1]["test_loss"], rel=1e-9)
+
+
+class Greedy(mf.availability.Pattern):
+    """Changes the class counts that it is given."""
+
+    def draw(self, rounds, num_clients, seed, class_counts):
+        class_counts[:, :5] = 0
+        return np.ones((rounds, num_clients), dtype=bool)
+
+    def rates(self, num_clients, seed, class_counts):
+        class_counts[:] = 1
+        return np.ones(num_clients)
+
+
+def test_a_pattern_that_changes_its_arguments_does_not_reach_other_runs(names):
+    mf.availability.register("greedy", Greedy)
+    base = dataclasses.replace(SHORT, engine="plain", algorithm="known-p")
+    wanted = {name: dataclasses.replace(base, availability=name) for name in ("greedy", "label-correlated")}
+    together = carry_out(wanted)
+    for name, e in wanted.items():
+        alone = mf.run(e)
+        assert torch.equal(together[name].params, alone.params)
+        assert together[name].fingerprint == alone.fingerprint
+        assert np.array_equal(together[name].class_counts, alone.class_counts)
+    assert np.array_equal(together["greedy"].class_counts, together["label-correlated"].class_counts)
+
+
+def test_a_selection_cannot_change_the_clients(digits):
+    """Their sizes decide how they train, in all runs that share them."""
+
+    def spoil(candidates):
+        candidates.sizes[:] = 16
+        return candidates.available
+
+    with pytest.raises(ValueError, match="read-only"):
+        mf.simulate(**digits, rounds=1, select=spoil)
 
 
 def test_runs_on_equal_data_still_share_a_program():
@@ -254,10 +293,38 @@ class TestFilesOfOneRun:
         assert RunFolder(two[0]).rows() == mf.read(two[0]).rows
 
 
-def test_a_dataset_that_was_edited_in_place_does_not_reach_other_runs():
-    before = mf.run(SHORT).params
-    load_data(SHORT.resolved()).y_train[:] = 0
-    assert torch.equal(mf.run(SHORT).params, before)
+@pytest.mark.parametrize("validation", [0.0, 0.2])
+def test_a_dataset_that_was_edited_in_place_does_not_reach_other_runs(validation):
+    run = dataclasses.replace(SHORT, validation=validation)
+    before = mf.run(run).params
+    load_data(run.resolved()).y_train[:] = 0
+    assert torch.equal(mf.run(run).params, before)
+
+
+class Watched:
+    """Settings that know which of them were read."""
+
+    def __init__(self, settings):
+        self.settings, self.read = settings, set()
+
+    def __getattr__(self, name):
+        self.read.add(name)
+        return getattr(self.settings, name)
+
+
+@pytest.mark.parametrize("given", [{}, {"dataset": "synthetic"}, {"validation": 0.2, "task": "classification"}])
+def test_runs_that_share_a_problem_agree_in_all_that_it_is_made_from(given, monkeypatch):
+    """Every setting that is read while a problem is made tells problems apart."""
+    e = dataclasses.replace(SHORT, **given).resolved()
+    watched, keys = Watched(e), {}
+    local = build_module.build_problem(e, keys).local
+    build_module._new_problem(watched, local)
+    [key] = keys
+    monkeypatch.setattr(build_module, "_new_problem", lambda e, local: SimpleNamespace(with_local=lambda local: None))
+    for name in watched.read & SETTINGS.keys():
+        other = {**vars(e), name: "something else"}
+        build_module.build_problem(SimpleNamespace(**other), other_keys := {})
+        assert key not in other_keys, name
 
 
 def test_data_edited_in_place_is_refused(digits):

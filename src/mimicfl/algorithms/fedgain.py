@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import number, one_of
-from .base import Algorithm, State, Step, Task, memory, register
+from .base import Algorithm, State, Step, memory, register
 from .client_memory import ClientMemory
 
 
@@ -16,7 +16,6 @@ class GainState(State):
     k: Tensor  # [N] float64: how far the memory of each client follows the direction; its first value says how unseen clients count
     k_mean: Tensor  # [] float64: mean of k over all N clients
     v: Tensor  # [d] float64: the mean of all clients' memories, moved along with the direction by k
-    x: Tensor  # [d] the model that clients start from, if w is a running mean; else empty
 
 
 @register("fedgain")
@@ -28,25 +27,15 @@ class FedGain(Algorithm[GainState]):
     - k) v_{t-1} + s mean over S_t of (g_i + c_i)) / (1 - k + s k) with s = |S_t| / N and k = gain, as soon as all clients have been seen. A
     client not seen yet is assumed to agree with the mean of the others (k_j = 1). Gain 1 is MimiC; gain 0 is MIFA (never_seen=exclude).
     follow="innovations" estimates y_j + gain (mean over S_t of g_i - y_i): gain 1 is FedVARP; gain 0 is MIFA (never_seen=zero).
-
-    `window` evaluates a running mean of the models x_t that clients train from, w_{t+1} = w_t + window / (t + window) (x_{t+1} - w_t),
-    which reaches back over about the last t / window rounds (Shamir and Zhang, 2013). 0: w_t = x_t.
     """
 
     gain: float = 0.75
     follow: str = "direction"
-    window: float = 0.0
     color = "#117733"
 
     def __post_init__(self) -> None:
         number("gain", self.gain, low=0, high=1)
         one_of("follow", self.follow, ["direction", "innovations"])
-        if self.window:
-            number("window", self.window, low=1)
-
-    @property
-    def has_direction(self) -> bool:  # type: ignore[override]
-        return not self.window
 
     def unseen(self) -> float:
         """k of a client not seen yet: 1, it agrees with the mean of the others; 0, it counts as a zero update."""
@@ -55,13 +44,9 @@ class FedGain(Algorithm[GainState]):
     def init(self, w: Tensor, num_clients: int) -> GainState:
         k = torch.full((num_clients,), self.unseen(), dtype=torch.float64, device=w.device)
         v = torch.zeros(w.shape, dtype=torch.float64, device=w.device)
-        return GainState(w, memory(w, num_clients), k, k.mean(), v, w if self.window else w.new_zeros(0))
-
-    def task(self, state: GainState, active: Tensor) -> Task:
-        return Task(start=state.x if self.window else None)
+        return GainState(w, memory(w, num_clients), k, k.mean(), v)
 
     def aggregate(self, state: GainState, active: Tensor, g: Tensor, step: Step) -> None:
-        mean, x = state.w, state.x if self.window else state.w
         share, k, now = step.share.double(), state.k[active], g.double()
         changed = now + state.c[active].double()  # g_i + c_i; the server needs only its sum
         total, left = share @ changed, 1 - state.k_mean  # left: the weight of the last direction
@@ -73,7 +58,4 @@ class FedGain(Algorithm[GainState]):
         state.c[active] = (held * v - now).to(g.dtype)  # absent clients keep theirs
         if self.follow == "innovations":
             v = v + self.gain * (all_follow - v)  # for this round only: the memories stay
-        state.w = x - step.eta * v.to(g.dtype)
-        if self.window:
-            state.x, newest = state.w, self.window / (step.t + self.window)
-            state.w = mean + newest * (state.x - mean)
+        state.w = state.w - step.eta * v.to(g.dtype)

@@ -52,7 +52,7 @@ class FedSteer(FedGain):
     def task(self, state: SteerState, active: Tensor) -> Task:  # type: ignore[override]
         guess = state.k[active, None] * state.v - state.c[active].double()  # the estimate of each client's gradient
         a = self.horizon / (self.horizon + state.K) if self.horizon else 1.0
-        return replace(super().task(state, active), shift=(a * (state.v - guess)).to(state.w.dtype))
+        return Task(shift=(a * (state.v - guess)).to(state.w.dtype))
 
     def aggregate(self, state: SteerState, active: Tensor, g: Tensor, step: Step) -> None:  # type: ignore[override]
         plain = step.per_step(g) - self.task(state, active).shift  # the mean gradient along each client's path

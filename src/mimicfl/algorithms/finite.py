@@ -44,10 +44,13 @@ def good_clients(updates: Sequence[ClientUpdates]) -> list[np.ndarray]:
 
 def finite_rows(tensors: Sequence[Tensor]) -> list[np.ndarray]:
     """Which rows of each tensor [m, n] are finite, bool [m]."""
-    flags = [torch.isfinite(joined).all(dim=1) for joined in _joined(tensors)]
-    if not flags:
+    parts = list(_joined(tensors))
+    if not parts:
         return []
-    found = torch.cat(flags).cpu().numpy()
+    # A sum is finite only if all its terms are, and takes one pass without temporary vectors. Large finite terms may overflow, though.
+    found = torch.cat([torch.isfinite(joined.sum(dim=1)) for joined in parts]).cpu().numpy()
+    if not found.all():
+        found = torch.cat([torch.isfinite(joined).all(dim=1) for joined in parts]).cpu().numpy()
     return np.split(found, np.cumsum([len(rows) for rows in tensors])[:-1])
 
 

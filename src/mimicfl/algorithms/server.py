@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from .averaging import RunningMean
 from .base import Algorithm, Step, checked_task, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
 from .finite import check_model, check_updates, good_clients
@@ -28,12 +29,13 @@ Rates = Callable[[np.ndarray], np.ndarray]  # the participation rates of the act
 
 
 class Server:
-    """An algorithm, its state, the model's buffers, the rates and the server optimizer of one run.
+    """An algorithm, its state, the model's buffers, the rates, the server optimizer and the averaged model of one run.
 
     share          [N] the clients' weights among all clients, sum 1
     steps_to_K     the equivalent number of gradients for a number of local steps (more than one per step with local momentum)
     optimizer      how the change that the algorithm proposes is applied; None: unchanged
     warm_start     all clients participate in round 0, whether they are available or not
+    average        evaluate a running mean of the global models, see `RunningMean`; 0: the global model itself
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Server:
         steps_to_K: Callable[[Tensor], Tensor] = lambda steps: steps,
         optimizer: ServerOptimizer | None = None,
         warm_start: bool = False,
+        average: float = 0.0,
     ) -> None:
         self.algorithm, self.buffers, self.share, self.optimizer, self.warm_start = algorithm, buffers, share, optimizer, warm_start
         if optimizer is not None and not trait(algorithm, "has_direction"):
@@ -63,10 +66,16 @@ class Server:
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
         self.moments: Moments = {} if optimizer is None else optimizer.init(w)
+        self.mean = RunningMean(average, w, buffers) if average else None
 
     @property
     def w(self) -> Tensor:
         return self.state.w  # type: ignore[no-any-return]
+
+    @property
+    def model(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """The model that the run evaluates and returns, and its buffers: the global model, or the running mean."""
+        return (self.w, self.buffers) if self.mean is None else (self.mean.w, self.mean.buffers)
 
     def request(self, t: int, active: np.ndarray, rows: Tensor | None = None) -> Request:
         """The request to the clients `active` in round t; `rows` are their numbers on the device, if they are there already."""
@@ -130,23 +139,23 @@ class Server:
         if self.optimizer is not None:
             self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
         self.buffers = average_buffers(updates.buffers, weights)
+        if self.mean is not None:
+            self.mean.add(self.w, self.buffers)
         return step, g
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold."""
         moments = {f"optimizer.{name}": value for name, value in self.moments.items()}
-        return pack(self.state) | moments | {f"buffer.{name}": value for name, value in self.buffers.items()}
+        buffers = {f"buffer.{name}": value for name, value in self.buffers.items()}
+        return pack(self.state) | moments | buffers | ({} if self.mean is None else self.mean.tensors())
 
     def restore(self, tensors: dict[str, Tensor], where: object) -> None:
         """Continue from what `tensors` returned, found in `where`."""
         unpack(self.state, tensors, where)
-        device = self.w.device
-        for name, value in self.moments.items():
-            saved = tensors.get(f"optimizer.{name}")
-            if saved is None or saved.shape != value.shape or saved.dtype != value.dtype:
-                raise UsageError(f"the checkpoint in {where} does not fit this server optimizer ({name}): choose another folder")
-            self.moments[name] = saved.to(device)
-        self.buffers = {name: tensors[f"buffer.{name}"].to(device) for name in self.buffers}
+        self.moments = {name: _restored(f"optimizer.{name}", value, tensors, where) for name, value in self.moments.items()}
+        self.buffers = {name: tensors[f"buffer.{name}"].to(self.w.device) for name in self.buffers}
+        if self.mean is not None:
+            self.mean.restore({name: _restored(name, value, tensors, where) for name, value in self.mean.tensors().items()})
 
     def _participation_rates(self, active: np.ndarray, forced: bool) -> Tensor | None:
         if not trait(self.algorithm, "needs_participation_rates"):
@@ -190,6 +199,14 @@ def _named(algorithm: object, method: str, t: int) -> Iterator[None]:
     except Exception as error:
         error.add_note(f"(in {type(algorithm).__name__}.{method}, round {t})")
         raise
+
+
+def _restored(name: str, value: Tensor, tensors: dict[str, Tensor], where: object) -> Tensor:
+    """The saved tensor of this name, which must have the type and shape of `value`."""
+    saved = tensors.get(name)
+    if saved is None or saved.shape != value.shape or saved.dtype != value.dtype:
+        raise UsageError(f"the checkpoint in {where} does not fit the settings of this run's server ({name}): choose another folder")
+    return saved.to(value.device)
 
 
 def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Tensor]:

@@ -21,8 +21,13 @@ from ..errors import UsageError
 from .measure import Result
 from .queue import Batch, Queue, Say, plan_of
 
+MOST = 64  # more worker processes only fill the memory
 HURRY = 0.8  # share of the time left that a batch may be expected to take
 PATIENCE = 10.0  # seconds for a worker to end after its input has ended
+
+
+# Ctrl-C reaches all processes of a terminal. Workers ignore it from the start: they end with their input.
+START = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from mimicfl.benchmark.worker import main; main()"
 
 
 class Ended(Exception):
@@ -36,7 +41,7 @@ class Worker:
         paths = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH", ""))))
         threads = {"OMP_NUM_THREADS": "1"} if gpu else {}  # their few computations on the CPU are small
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "mimicfl.benchmark.worker"],
+            [sys.executable, "-c", START],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=threads | dict(os.environ) | {"PYTHONPATH": paths},
@@ -80,15 +85,26 @@ class Workers:
     """Worker processes, one thread of this process for each; use it as a context manager."""
 
     def __init__(self, count: int, gpu: bool) -> None:
-        self.workers = [Worker(number, gpu) for number in range(count)]
+        self.count, self.gpu = count, gpu
+        self.workers: list[Worker] = []
         self.errors: list[BaseException] = []
 
     def __enter__(self) -> "Workers":
+        try:
+            for number in range(self.count):
+                self.workers.append(Worker(number, self.gpu))
+        except OSError as error:
+            self._close(at_once=True)
+            raise UsageError(f"process {len(self.workers) + 1} cannot be started ({error.strerror}); give fewer --processes") from None
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.errors += [] if error is None else [error]  # that the others end now is expected
+        self._close(at_once=kind is not None)
+
+    def _close(self, at_once: bool) -> None:
         for worker in self.workers:
-            worker.close(at_once=kind is not None)
+            worker.close(at_once)
 
     def run(
         self,

@@ -46,8 +46,13 @@ class Queue:
         self.changed = threading.Condition()
 
     @property
+    def left(self) -> int:
+        """How many runs are not recorded, as far as known: tuning may need more."""
+        return sum(state.total - state.done for state in self._states().values())
+
+    @property
     def complete(self) -> bool:
-        return not any(state.missing for state in self._states().values())
+        return not self.left
 
     def announce(self, batch: Batch, say: Say | None, worker: str = "") -> None:
         """Say how far the part is, and which runs are next."""

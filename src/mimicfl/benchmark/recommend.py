@@ -34,7 +34,7 @@ WORDS = {
 # What a finding of a part does not hold for, as far as it is known.
 LIMITS = {
     "digits": "clients take about 15 local steps per round there. With 250 (Fashion-MNIST, LeNet, six seeds) SCAFFOLD and FedSteer were "
-    "far behind MIFA and MimiC, and fedgain:window=9 had the best mean; compare them on your own data with mimicfl compare"
+    "far behind MIFA and MimiC, and fedgain with average=9 had the best mean; compare them on your own data with mimicfl compare"
 }
 
 

@@ -12,7 +12,7 @@ from ..errors import UsageError, integer, shown
 from ..experiments.execute import Progress
 from ..problem import find_device
 from .batch import Callbacks, train_batch
-from .processes import Workers
+from .processes import MOST, Workers
 from .queue import Batch, Queue, Say, plan_of
 from .records import register
 from .suite import Cell, Part
@@ -40,7 +40,7 @@ def run_part(
     the same time, on the same device.
     """
     watching = _watching(callbacks)
-    if integer("processes", processes) > 1 and watching:
+    if integer("processes", processes, high=MOST) > 1 and watching:
         raise UsageError("trackers follow the runs of one process only: remove --track, or give --processes 1")
     plan_hash = register(records, part, amend)
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
@@ -48,7 +48,7 @@ def run_part(
     sizes = (GPU_BATCH, GPU_LEAST) if gpu else (BATCH, LEAST)
     queue = Queue(part, records, cells, plan_hash, *sizes, processes)
     if processes > 1 and not queue.complete:
-        with Workers(processes, gpu) as workers:
+        with Workers(min(processes, queue.left), gpu) as workers:
             return workers.run(queue, part.target, out, settings, deadline, say, lambda batch: _clean(queue, out, batch))
     while batch := queue.take():
         if deadline is not None and time.monotonic() >= deadline:

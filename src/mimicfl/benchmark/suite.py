@@ -164,6 +164,7 @@ HARD = tuple(p for p in PATTERNS if p.name in ("heterogeneous", "label-tied", "p
 UNTIED = tuple(p for p in PATTERNS if p.name in ("heterogeneous", "bursty", "phones"))  # for natural clients, which hold all labels
 
 DIGITS = COMMON | {"dataset": "digits", "model": "mlp:32", "num_clients": 30, "batch_size": 16, "rounds": 100, "eval_every": 1}
+AVERAGED = DIGITS | {"average": 9.0}
 FASHION = COMMON | {"dataset": "fmnist", "model": "lenet", "num_clients": 30, "batch_size": 16, "epochs": 2, "rounds": 200, "eval_every": 2}
 CIFAR = COMMON | {"dataset": "cifar10", "model": "cnn", "num_clients": 30, "batch_size": 32, "epochs": 1, "rounds": 200, "eval_every": 4}
 RESNET = CIFAR | {"model": "resnet:width=16", "rounds": 100}
@@ -186,6 +187,7 @@ PARTS = {
         Part("digits", "digits, 30 clients, MLP", DIGITS, PATTERNS, SMALL, seeds=20, target=0.9),
         Part("fmnist", "Fashion-MNIST, 30 clients, LeNet", FASHION, PATTERNS, SMALL, seeds=10, target=0.75, device="cuda"),
         Part("digits-warm", "digits, 30 clients, MLP, full first round", DIGITS, WARM, SMALL, seeds=20, target=0.9),
+        Part("digits-averaged", "digits, 30 clients, MLP, averaged models", AVERAGED, PATTERNS, SMALL, seeds=20, target=0.9),
         _part("fmnist-100", "Fashion-MNIST, 100 clients, LeNet", FASHION | {"num_clients": 100}, HARD, target=0.75),
         _part("fmnist-1000", "Fashion-MNIST, 1,000 clients, LeNet", FASHION | {"num_clients": 1000}, HARD, target=0.75),
         _part("cifar10", "CIFAR-10, 30 clients, small CNN with GroupNorm", CIFAR, HARD, target=0.5),

@@ -3,13 +3,12 @@
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from ..errors import UsageError
 from ..settings import from_dict
@@ -17,15 +16,13 @@ from .batch import train_batch
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the process that reads the answers, and with it the input
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # whatever else is printed must not mix with the answers
     sys.stdout = sys.stderr
     jobs: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read, args=(sys.stdin, jobs), daemon=True).start()
     while True:
-        job = json.loads(jobs.get())
-        answers.write(json.dumps(_answer(job)) + "\n")
+        answers.write(_answer(jobs.get()) + "\n")
         answers.flush()
 
 
@@ -36,16 +33,14 @@ def _read(lines: TextIO, jobs: "queue.Queue[str]") -> None:
     os._exit(0)
 
 
-def _answer(job: dict[str, Any]) -> dict[str, Any]:
-    deadline = None if job["seconds"] is None else time.monotonic() + job["seconds"]
-    plan = {name: from_dict(settings) for name, settings in job["runs"].items()}
+def _answer(line: str) -> str:
+    """The results of a batch, or why there are none, as a line of JSON."""
     try:
-        return {"results": train_batch(plan, job["target"], Path(job["out"]), deadline)}
+        job = json.loads(line)
+        deadline = None if job["seconds"] is None else time.monotonic() + job["seconds"]
+        plan = {name: from_dict(settings) for name, settings in job["runs"].items()}
+        return json.dumps({"results": train_batch(plan, job["target"], Path(job["out"]), deadline)})
     except UsageError as error:
-        return {"error": str(error), "expected": True}
+        return json.dumps({"error": str(error), "expected": True})
     except Exception:
-        return {"error": traceback.format_exc(), "expected": False}
-
-
-if __name__ == "__main__":
-    main()
+        return json.dumps({"error": traceback.format_exc(), "expected": False})

@@ -39,8 +39,8 @@ class RoundInfo:
 
     row      the round's row, a copy
     rounds   how many rounds the run has
-    params   the global model as a vector [d], a copy on the CPU
-    model()  the global model as a new module, in evaluation mode, on the run's device
+    params   the global model (with averaged models: their mean) as a vector [d], a copy on the CPU
+    model()  the same as a new module, in evaluation mode, on the run's device
     run      the run, a `RunInfo`; `run.name` identifies it within a comparison
     stop()   stop the run after this round
     """

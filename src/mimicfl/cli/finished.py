@@ -1,7 +1,8 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is used if the command, the settings file, the code of this package and of the plugins, and every file of
-the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there were no memo.
+The memo is only a shortcut. It is used if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
+every file of the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there
+were no memo.
 Sweeps that may depend on anything else, such as plugins that read files, have no memo.
 """
 
@@ -12,6 +13,7 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +44,8 @@ class Memo:
         varied = {str(name).replace("-", "_") for name in grid} if isinstance(grid := chosen.get("grid"), dict) else set()
         if code is None or data is None or {"plugins", "data_path"} & varied:
             return None
-        stamps = {str(file): [*_stamp(file), file.stat().st_ctime_ns] for file in data}
-        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code(), code, stamps]
+        stamps = {str(file): _stamp(file) for file in data}
+        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code(), _versions(), code, stamps]
         return cls(target / NAME, hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest(), code, frozenset(sys.modules))
 
     def replay(self, console: Console) -> bool:
@@ -69,7 +71,7 @@ class Memo:
 
 def _stamp(file: Path) -> list[int]:
     found = file.stat()
-    return [found.st_size, found.st_mtime_ns]
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # the last one cannot be set back after an edit
 
 
 def _plugin_code(plugins: Any) -> dict[str, str] | None:
@@ -106,8 +108,14 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _code() -> str:
-    """A hash of this package's source: another version of an algorithm has another result."""
-    found = hashlib.sha256()
-    for file in sorted(Path(__file__).parent.parent.rglob("*.py")):
+    """A hash of this package's source and data: another version of an algorithm has another result."""
+    found, package = hashlib.sha256(), Path(__file__).parent.parent
+    for file in sorted([*package.rglob("*.py"), *(package / "data" / "files").iterdir()]):
         found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def _versions() -> list[Any]:
+    """What changes with the versions of Python, PyTorch and NumPy, found without importing them: other versions may draw other models."""
+    specs = [PathFinder.find_spec(name) for name in ("torch", "numpy")]
+    return [sys.version, *(_stamp(Path(spec.origin).with_name("version.py")) for spec in specs if spec is not None and spec.origin)]

@@ -2,11 +2,13 @@
 
 A finished sweep is repeated from its memo only if this code has not changed. What a plugin does is not known before it runs, so the code is
 also read for what a hash of it does not cover: other libraries, files, environment variables, the clock. Any doubt means that there is no
-memo, and that the plugins are imported and every run is inspected.
+memo, and that the plugins are imported and every run is inspected. What differs in every process, such as random numbers without a seed, is
+doubtful as well: those runs are refused when they are inspected.
 """
 
 import ast
 import hashlib
+import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -26,13 +28,17 @@ LIBRARIES = _words("""
 """)
 BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
 # Built-in functions; `model.eval()` and `re.compile` are harmless.
-FUNCTIONS = _words("__import__ breakpoint compile eval exec globals input open")
+FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input open")
 # Names by which code of these libraries reads files, the environment or the machine.
 OUTSIDE = _words("""
-    DataSource __builtins__ __loader__ __spec__ argv cwd environ environb exists expanduser expandvars frame from_file fromfile genfromtxt
-    getcwd getenv glob home hub is_dir is_file isdir isfile iterdir listdir load load_library load_url loadtxt lstat memmap open
-    open_memmap read read_bytes read_text rglob scandir stat walk
+    DataSource PackageImporter __builtins__ __loader__ __spec__ __version__ argv cwd device_count environ environb exists expanduser
+    expandvars frame from_file fromfile fromregex genfromtxt get_num_threads getatime getctime getcwd getenv getmtime getsize glob home
+    hub is_available is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_library load_state_dict_from_url
+    load_url loadtxt lstat memmap open open_memmap read read_bytes read_text rglob samefile scandir stat walk
 """)
+# What draws the same numbers in every process if it gets a seed; other names of modules called `random` are doubtful.
+SEEDED = _words("Generator MT19937 PCG64 PCG64DXSM Philox Random RandomState SFC64 SeedSequence default_rng seed")
+A_FILE = re.compile(r"\S*\.[A-Za-z]\w{0,7}")  # it may be part of a path that the code puts together
 OTHER_MODULES = (".pyc", ".so", ".pyd")  # modules without source
 
 
@@ -147,7 +153,9 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _check(node: ast.AST, folders: list[Path]) -> None:
-    """Refuse code that may read more than source files."""
+    """Refuse code that may read more than source files, or that may do something else in every process."""
+    if _unseeded(node):
+        raise Doubt
     names: list[str] = []
     if isinstance(node, ast.Name):
         names = [node.id]
@@ -170,9 +178,28 @@ def _check(node: ast.AST, folders: list[Path]) -> None:
         raise Doubt
 
 
+def _unseeded(node: ast.AST) -> bool:
+    """Does this use random numbers that differ in every process?"""
+    if isinstance(node, ast.Call):
+        given = [value for value in (*node.args, *(each.value for each in node.keywords)) if ast.unparse(value) != "None"]
+        return _last_name(node.func) in SEEDED and not given
+    if isinstance(node, ast.Attribute):
+        return _last_name(node.value) == "random" and node.attr not in SEEDED
+    if isinstance(node, ast.ImportFrom) and (node.module or "").rpartition(".")[2] == "random":
+        return not {alias.asname or alias.name for alias in node.names} <= SEEDED
+    imported = node.names if isinstance(node, (ast.Import, ast.ImportFrom)) else []
+    return any(alias.name.rpartition(".")[2] == "random" and alias.asname not in (None, "random") for alias in imported)
+
+
+def _last_name(node: ast.AST) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
 def _names_a_file(text: str, folders: list[Path]) -> bool:
     if not text.strip("./ "):
         return False
+    if A_FILE.fullmatch(text):
+        return True
     try:
         return any((folder / text).exists() for folder in folders)
     except (OSError, ValueError):  # too long, or with a NUL

@@ -64,7 +64,7 @@ def run_loop(
     """Train a client with its custom loop. g is (start - end) / lr in float64, since a loop reports no steps."""
     work = ClientWork(frame, batches, lr, loss, key, shift, mu)
     name = getattr(local.loop, "__name__", type(local.loop).__name__)
-    frame.zero_grad()
+    _reset(frame)
     found = local.loop(work)
     if work._needs_terms:
         raise UsageError(
@@ -72,7 +72,7 @@ def run_loop(
             "call work.add_terms() after every backward pass"
         )
     g = ((work._start.double() - _vector_of(frame).double()) / lr).to(frame.w.dtype)
-    _restore(frame)
+    _reset(frame)
     given = found if isinstance(found, dict) else {"loss": found}
     value = given.get("loss")
     mean = _mean_loss(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value, name)
@@ -97,9 +97,13 @@ def _vector(value: Any, asked: str, loop: str, w: Tensor) -> Tensor:
     return value.detach().to(w)
 
 
-def _restore(frame: Workspace) -> None:
-    """A loop may replace p.data or p.grad, freeze parameters or switch to evaluation mode; the next client must not be affected."""
+def _reset(frame: Workspace) -> None:
+    """A loop may replace p.data or p.grad, freeze parameters or switch to evaluation mode; the next client must not be affected.
+
+    A loop starts with gradients of zero, not with None, on every engine.
+    """
     frame.module.train()
+    frame.grad.zero_()
     rounded = {id(p) for p, _, _ in frame.rounded}
     for p, w, g in zip(frame.parameters, frame.w.split(frame.sizes), frame.grad.split(frame.sizes), strict=True):
         p.requires_grad_(True)

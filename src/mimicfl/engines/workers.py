@@ -15,15 +15,15 @@ import struct
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..clients.local_update import LocalResult
 from ..clients.losses import Loss
-from ..clients.params import Workspace
+from ..clients.params import Workspace, mix_in
 from ..data.clients import Clients, Holdout
 from ..data.samples import as_tensor
 from .capabilities import Unsupported, unsupported_on_error
@@ -65,8 +65,9 @@ class WorkersEngine:
             module.register_forward_pre_hook(channels_last)
             layers = compile_layers(copy.deepcopy(module), clients, loss)  # the layout decides which layers are compiled
         if layers:
-            module.forward = _with_layers(layers, module.forward)
-            self.plain.loss = _with_layers(layers, loss)
+            if not isinstance(module, torch.jit.ScriptModule):  # nothing inside it can be replaced
+                mix_in(module, type("WithLayers", (WithLayers,), {"layers": layers}))
+            self.plain.loss = LossWithLayers(layers, loss)
 
     def like(self, model: nn.Module) -> "WorkersEngine":
         return WorkersEngine(model, self.clients, self.loss, self.workers)
@@ -158,19 +159,37 @@ def _exit_reason(status: int) -> str:
 
 
 def channels_last(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Convert images to channels-last layout, in which convolutions on a CPU are about 10 % faster."""
+    """Convert images to channels-last layout, in which convolutions on a CPU are about 10 % faster; custom loops may pass other inputs."""
+    if not (inputs and isinstance(inputs[0], Tensor) and inputs[0].ndim == 4):
+        return inputs
     x = inputs[0]
     c, h, w = x.shape[1:]
     last = x.contiguous(memory_format=torch.channels_last)
     return (last if c > 1 else last.as_strided(x.shape, (h * w, 1, w, 1)), *inputs[1:])  # the strides of one channel are ambiguous
 
 
-def _with_layers(layers: Layers, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*inputs: Any, **named: Any) -> Any:
-        with LayerOverrides(layers):
-            return function(*inputs, **named)
+class WithLayers:
+    """Mixed in before a module's class: its forward pass uses compiled layers. So does that of a copy, which custom loops may make."""
 
-    return run
+    layers: ClassVar[Layers]
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        with LayerOverrides(self.layers):
+            return super().forward(*inputs, **named)  # type: ignore[misc]
+
+
+class LossWithLayers:
+    """Calls a loss with compiled layers. Custom loops may read the attributes of the loss."""
+
+    def __init__(self, layers: Layers, loss: Loss) -> None:
+        self.__layers, self.__loss = layers, loss
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        with LayerOverrides(self.__layers):
+            return self.__loss(*inputs, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__loss, name)
 
 
 def takes_channels_last(module: nn.Module, clients: Clients) -> bool:

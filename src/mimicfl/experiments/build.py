@@ -94,11 +94,17 @@ def load_data(e: Experiment) -> Data:
     factory = DATASETS.find(parse(e.dataset)[0])
     taken = inspect.signature(factory).parameters
     options = {key: getattr(e, key) for key in ("num_clients", "seed") if key in taken}
-    data = _load(factory, e.dataset, e.data_path, **options)
-    if data.changed():  # edited in place by the user: this must not affect other runs
-        _load.cache_clear()
-        data = _load(factory, e.dataset, e.data_path, **options)
-    return _held_out(data, e.validation) if e.validation else data
+    data = _unchanged(_load, factory, e.dataset, e.data_path, **options)
+    return _unchanged(_held_out, data, e.validation) if e.validation else data
+
+
+def _unchanged(source: Any, *arguments: Any, **options: Any) -> Data:
+    """Data from a cache, made again if the user edited it in place: this must not affect other runs."""
+    data: Data = source(*arguments, **options)
+    if data.changed():
+        source.cache_clear()
+        data = source(*arguments, **options)
+    return data
 
 
 @functools.lru_cache(maxsize=8)  # a comparison of many runs reads and verifies its data once

@@ -69,7 +69,7 @@ class Loop(Exchange):
             if self.saved_at[0] < self.log.t:
                 self._save()
             s.progress.check_end()
-            self.log.finish(s.form.w, s.form.buffers)
+            self.log.finish(*s.form.model)
             finished = True
         except Diverged:
             raise
@@ -109,7 +109,8 @@ class Loop(Exchange):
         if self.log.t < num_rounds:
             self.log.reopen()
         self.first = self.log.t
-        self.arrays = self.result.arrays = s.form.arrays()
+        self.arrays = s.hand_out()
+        self.result.arrays = s.evaluated(self.arrays)
 
     def _results(self) -> dict[str, dict[int, MetricRecord]]:
         found = self.result
@@ -141,7 +142,7 @@ class Loop(Exchange):
         except Diverged:
             raise Diverged(f"the global model is no longer finite in round {t + 1}; lower the learning rate") from None
         if aggregated is not None:
-            self.arrays = self.result.arrays = aggregated
+            self.arrays, self.result.arrays = aggregated, s.evaluated(aggregated)
         self._keep("train", t, metrics)
         self._evaluate_at_clients(t)
         if self.evaluate_fn:
@@ -166,12 +167,12 @@ class Loop(Exchange):
 
     def _info(self, row: Row, run: RunInfo) -> RoundInfo:
         """What callbacks see of a round."""
-        return RoundInfo(row, run, lambda: self.s.form.w.detach().clone(), self._module)
+        return RoundInfo(row, run, lambda: self.s.form.model[0].detach().clone(), self._module)
 
     def _module(self) -> nn.Module:
         if self.s.model is None:
             raise UsageError("the strategy knows the parameters, but not your model class; use `params`, or start the run with server_app")
-        return load_arrays(self.s.model(), self.arrays).eval()
+        return load_arrays(self.s.model(), self.result.arrays).eval()
 
     def _keep(self, kind: str, t: int, metrics: MetricRecord | None) -> None:
         """Store the aggregated metrics of a round."""
@@ -185,7 +186,7 @@ class Loop(Exchange):
     def _evaluate_at_clients(self, t: int) -> None:
         """Federated evaluation, as in Flower; clients that miss the deadline are left out."""
         self.roster.refresh()
-        messages = list(self.s.configure_evaluate(t + 1, self.arrays, self.evaluate_config, self.grid))
+        messages = list(self.s.configure_evaluate(t + 1, self.result.arrays, self.evaluate_config, self.grid))
         names = self.roster.client_of
         self.messages.send([(m, SentMessage(node := m.metadata.dst_node_id, names.get(node, ""), "evaluate", t)) for m in messages])
         deadline, replies = self.clock.now() + self.timeout, list[Message]()
@@ -197,9 +198,9 @@ class Loop(Exchange):
         self._keep("evaluate", t, self.s.aggregate_evaluate(t + 1, replies))
 
     def _evaluate_on_server(self, server_round: int) -> MetricRecord | None:
-        """Call `evaluate_fn` on the global model and store its metrics."""
+        """Call `evaluate_fn` on the global model, or the running mean, and store its metrics."""
         assert self.evaluate_fn is not None
-        score = self.evaluate_fn(server_round, self.arrays)
+        score = self.evaluate_fn(server_round, self.result.arrays)
         if score is not None:
             self.result.evaluate_metrics_serverapp[server_round] = score
             self.round.metrics["server"] = dict(score)

@@ -40,6 +40,7 @@ class RoundSteps(FlowerFedAvg):
     local_lr: Callable[[int, int], float] | None
     global_lr: Callable[[int, int], float] | None
     server_optimizer: ServerOptimizer | None
+    average: float
     needs_steps: bool
     late: str
     seed: int
@@ -66,9 +67,26 @@ class RoundSteps(FlowerFedAvg):
         """Initialise the state from the initial model."""
         warm_start = self.pattern is not None and self.pattern.warm_start
         layout = Layout.of(initial_arrays, self.buffers)
-        self.form.begin(layout, initial_arrays, optimizer=self.server_optimizer, warm_start=warm_start)
+        self.form.begin(layout, initial_arrays, optimizer=self.server_optimizer, average=self.average, warm_start=warm_start)
         self._model = initial_arrays
         self.bound.last = {}
+
+    def hand_out(self) -> ArrayRecord:
+        """The record of the global model, handed out for the next round."""
+        self._model = self.form.arrays()
+        return self._model
+
+    def evaluated(self, arrays: ArrayRecord) -> ArrayRecord:
+        """What is evaluated and returned after a round that ended with the global model `arrays`: this model, or the running mean."""
+        if not self.average:
+            return arrays
+        if not self.form.own_exchange:
+            self._check_unchanged(arrays)
+        return self.form.layout.write(*self.form.model)  # type: ignore[no-any-return]
+
+    def _check_unchanged(self, arrays: ArrayRecord) -> None:
+        if self.average and arrays is not self._model:
+            raise UsageError("the model was changed after the server step, which a mean of the models would undo; use average=0")
 
     def request(
         self, t: int, clients: list[str], arrays: ArrayRecord, config: Mapping[str, Any]
@@ -154,6 +172,8 @@ class RoundSteps(FlowerFedAvg):
         loop = self._on(grid)
         if self.form.own_exchange:
             raise UsageError("secure rounds have messages of their own: call the strategy's own start(), without a wrapper")
+        if self.average and not loop.running:
+            raise UsageError("averaged models need the strategy's own start(), without a wrapper, which would send the mean to clients")
         if not loop.running:  # Flower's loop, or a wrapper's
             if self._model is None:
                 self.begin(arrays)
@@ -180,6 +200,7 @@ class RoundSteps(FlowerFedAvg):
         """Continue from the model that a subclass or a wrapper has made of ours."""
         if arrays is self._model:
             return
+        self._check_unchanged(arrays)
         self.form.adopt(arrays)
         memories = [name for name in pack(self.form.server.state) if name != "state.w"]
         if not loop.running and memories and self._model is not None and loop.round.t == 1:
@@ -238,8 +259,7 @@ class RoundSteps(FlowerFedAvg):
             self.progress.note({"active": len(updates), "sent": list(failed), "failed": failed})
         if not updates:
             return None, None
-        self._model = self.form.arrays()
-        return self._model, self.metrics(list(contents.values()))
+        return self.hand_out(), self.metrics(list(contents.values()))
 
     def _log_replies(self, step: str, results: int, errors: list[Message]) -> None:
         """Log what was received, as Flower does."""

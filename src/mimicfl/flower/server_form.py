@@ -90,6 +90,11 @@ class ServerForm:
     def buffers(self) -> dict[str, Tensor]:
         return self.server.buffers
 
+    @property
+    def model(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """What is evaluated and returned: the model and its buffers, or their running means."""
+        return self.server.model
+
     def arrays(self) -> ArrayRecord:
         return self.layout.write(self.w, self.buffers)
 

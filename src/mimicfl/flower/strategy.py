@@ -45,6 +45,8 @@ class Federated(RoundSteps):
                    config, taken as constant
     global_lr      the server's learning rate eta_t; "local" uses the clients' rate, so that FedAvg is plain model averaging
     server_optimizer   how the server applies the algorithm's direction: "none", "momentum:0.9", "adam:lr=0.01", "yogi" or "adagrad"
+    average        evaluate and return a running mean of the global models over about the last 1/average of the rounds, as in
+                   `mimicfl.simulate`; clients receive the global model itself. 0: off
     update         "sum" or "mean" of the local gradients
     weighting      "uniform", or by "samples"
     num_clients    N; required by algorithms that use it (all but FedAvg, FedProx, FedAvgM and MimiC)
@@ -80,6 +82,7 @@ class Federated(RoundSteps):
         lr: Any = None,
         global_lr: Any = "local",
         server_optimizer: Any = "none",
+        average: float = 0.0,
         update: str = "sum",
         weighting: str = "uniform",
         num_clients: int | None = None,
@@ -116,6 +119,7 @@ class Federated(RoundSteps):
         self.local_lr = None if lr is None else schedule(lr)
         self.global_lr = None if isinstance(global_lr, str) and global_lr == "local" else schedule(global_lr)
         self.server_optimizer = server_optimizers.make(server_optimizer)
+        self.average = check("average", average)
         check("update", update)
         check("weighting", weighting)
         self.needs_steps = update == "mean" or algorithms.trait(self.algorithm, "needs_steps")
@@ -153,6 +157,7 @@ class Federated(RoundSteps):
             "lr": "constant" if self.local_lr is None else describe(RATES, self.local_lr),
             "global_lr": "local" if self.global_lr is None else describe(RATES, self.global_lr),
             **({} if self.server_optimizer is None else {"server_optimizer": describe(SERVER_OPTIMIZERS, self.server_optimizer)}),
+            **({"average": self.average} if self.average else {}),
             "update": update,
             "weighting": weighting,
             "seed": self.seed,

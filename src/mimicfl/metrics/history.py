@@ -143,7 +143,7 @@ def read(folder: RunFolder) -> History:
     tensors, facts = final or ({}, {})
     if final is None:
         saved, facts = folder.load("checkpoint") or ({}, {})
-        tensors = {"params": saved["state.w"]} if "state.w" in saved else {}
+        tensors = _model_in(saved)
     counts = tensors.get("class_counts")
     accuracy, scores = tensors.get("client_accuracy"), tensors.get("client_scores")
     folder.check_config(facts)
@@ -163,6 +163,13 @@ def read(folder: RunFolder) -> History:
         directions=_directions(facts.get("directions", "{}")),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )
+
+
+def _model_in(saved: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model of a checkpoint, under the names of a final file: the running mean, if the run evaluates one."""
+    w, buffer = ("average.w", "average.buffer.") if "average.w" in saved else ("state.w", "buffer.")
+    buffers = {f"buffer.{name.removeprefix(buffer)}": value for name, value in saved.items() if name.startswith(buffer)}
+    return buffers | ({"params": saved[w]} if w in saved else {})
 
 
 def _known(values: Tensor | None) -> list[float | None]:

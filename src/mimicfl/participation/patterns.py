@@ -100,7 +100,7 @@ def schedule(pattern: "Pattern | str", rounds: int, num_clients: int, seed: int 
 
 def _counts(class_counts: Any, num_clients: int) -> np.ndarray:
     try:
-        counts = np.asarray(class_counts)
+        counts = np.array(class_counts)  # a copy: a custom pattern may change it in place
     except Exception:  # the conversion of a custom object may raise anything
         counts = np.empty(0)
     if counts.ndim != 2 or len(counts) != num_clients or counts.dtype.kind not in "iu":

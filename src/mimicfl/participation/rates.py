@@ -1,5 +1,6 @@
 """Participation rates for algorithms that weight clients by them: known from the availability pattern, or estimated during the run."""
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def known_rates(
         why = "in asynchronous training it also depends on how fast the clients are"
     elif not isinstance(stages.selection, All):
         why = "it also depends on the selection"
-    elif (found := pattern.rates(num_clients, seed, class_counts)) is not None:
+    elif (found := pattern.rates(num_clients, seed, copy.copy(class_counts))) is not None:  # a custom pattern may change it in place
         rates = np.asarray(found, dtype=float)
         if stages.seconds is None or stages.limit is None:
             return rates

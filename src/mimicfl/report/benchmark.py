@@ -165,12 +165,12 @@ def config_text(entry: Entry) -> str:
     return ", ".join(f"{name} {value:g}" for name, value in config.items()) + grown
 
 
-def memory_text(name: str) -> str:
+def memory_text(part: Part, name: str) -> str:
     """How many model-sized vectors the server keeps between rounds, besides the model; N is the number of clients."""
     state = algorithms.make(name).init(torch.zeros(7), 5)
     kept = [value for key, value in vars(state).items() if key != "w"]
     rows = sum(isinstance(value, ClientMemory) or (isinstance(value, torch.Tensor) and value.shape == (5, 7)) for value in kept)
-    single = sum(isinstance(value, torch.Tensor) and value.shape == (7,) for value in kept)
+    single = sum(isinstance(value, torch.Tensor) and value.shape == (7,) for value in kept) + bool(part.settings.get("average"))
     return " + ".join(filter(None, ["N" if rows == 1 else f"{rows} N" if rows else "", str(single) if single else ""])) or "0"
 
 

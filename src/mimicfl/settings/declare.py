@@ -44,6 +44,13 @@ def non_negative(name: str, value: Any) -> float:
     return number(name, value, low=0)
 
 
+def zero_or_at_least_one(name: str, value: Any) -> float:
+    found = number(name, value, low=0)
+    if 0 < found < 1:
+        raise UsageError(f"{name} must be 0 (off) or at least 1, got {found:g}")
+    return found
+
+
 def batch(name: str, value: Any) -> Any:
     return value if value in ("auto", "full") else integer(name, value)
 

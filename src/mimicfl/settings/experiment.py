@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from ..errors import UsageError, integer, one_of, unit_interval
 from ..registry import NAMED_BY, parse
-from .declare import batch, coerce, engine_name, non_negative, non_negative_integer, setting
+from .declare import batch, coerce, engine_name, non_negative, non_negative_integer, setting, zero_or_at_least_one
 
 # For Fashion-MNIST and CIFAR-10 the batch size, the decaying rate and the length of the paper.
 # (The paper's table gives a constant local rate; with `update="sum"` the local rate follows the global one, see docs/design.md.)
@@ -103,6 +103,13 @@ class Experiment:
     lr: float | str = setting("auto", "local learning rate: a number, or a schedule such as geometric:0.01,0.95,floor=1e-5", "RATE")
     global_lr: float | str = setting("local", "global learning rate, or 'local' to follow the local one", "RATE")
     server_optimizer: str = setting("none", "how the server applies the algorithm's direction: none, or", "SPEC", stored_at_default=False)
+    average: float = setting(
+        0.0,
+        "evaluate and return a running mean of the global models, over about the last 1/A of the rounds; training is unchanged; 0: off",
+        "A",
+        check=zero_or_at_least_one,
+        stored_at_default=False,
+    )
     optimizer: str = setting("sgd", "the clients' optimizer, reset in every round", "SPEC", stored_at_default=False)
     weight_decay: float = setting(0.0, "weight decay of the clients' optimizer", "X", check=non_negative, stored_at_default=False)
     momentum: float = setting(

@@ -7,7 +7,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import UsageError, integer
 from ..files import is_scratch
@@ -105,16 +104,14 @@ class Checkpoints:
     def finish(self, client_accuracy: list[float | None], client_scores: list[float | None]) -> None:
         """Write the result, last of all."""
         run = self.run
-        tensors = {"params": run.server.w} | self._buffers()
+        w, buffers = run.server.model
+        tensors = {"params": w} | {f"buffer.{name}": value for name, value in buffers.items()}
         for name, values in (("client_accuracy", client_accuracy), ("client_scores", client_scores)):
             if values:
                 tensors[name] = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
         if run.problem.class_counts is not None:
             tensors["class_counts"] = torch.from_numpy(run.problem.class_counts)
         run.recorder.save("final", tensors, self._facts())
-
-    def _buffers(self) -> dict[str, Tensor]:
-        return {f"buffer.{name}": value for name, value in self.run.server.buffers.items()}
 
     def _facts(self) -> dict[str, str]:
         run = self.run

@@ -34,7 +34,7 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
         + ([] if server.optimizer is None else [values.of(server.optimizer), _built_in_code(server.optimizer)]),
         "local training": values.of(problem.local.fingerprint),
         "update": server.update,
-        "evaluation": run.eval_every,
+        "evaluation": run.eval_every if server.mean is None else [run.eval_every, server.mean.average, _built_in_code(server.mean)],
     }
     own = shared_own | {
         "schedule": values.of(available),
@@ -91,9 +91,9 @@ def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[s
     return problem.found["fingerprint"]  # type: ignore[no-any-return]
 
 
-def _built_in_code(algorithm: object) -> list[str]:
-    """The methods of the built-in classes that an algorithm inherits: another version of them must not continue the run."""
-    kinds = [kind for kind in type(algorithm).__mro__ if kind.__module__.startswith("mimicfl.algorithms.")]
+def _built_in_code(part: object) -> list[str]:
+    """The methods of the built-in classes that a part of the server inherits: another version of them must not continue the run."""
+    kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("mimicfl.algorithms.")]
     methods = [value for kind in kinds for _, value in sorted(vars(kind).items()) if inspect.isfunction(value)]
     return [source.of_code(f.__code__)[0] for f in methods if f.__code__.co_filename != "<string>"]  # those are made by `dataclass`
 

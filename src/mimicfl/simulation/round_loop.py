@@ -136,8 +136,8 @@ def evaluate_models(due: list[Run], engine: Engine) -> None:
     """Evaluate the models of these runs in one pass, if the engine can; otherwise each run does it on its own."""
     if not due:
         return None
-    problem = due[0].problem
-    w, buffers = torch.stack([run.server.w for run in due]), [run.server.buffers for run in due]
+    problem, models = due[0].problem, [run.server.model for run in due]
+    w, buffers = torch.stack([w for w, _ in models]), [own for _, own in models]
     if isinstance(problem.loss, LearningTask):
         return evaluate_in_slices(problem.loss, problem.test, due, engine, w, buffers)
     outputs = engine.outputs(w, buffers, problem.test)

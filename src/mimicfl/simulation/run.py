@@ -58,7 +58,7 @@ class Run:
         self.checkpoints: Checkpoints | None = None  # of a run that is kept in a folder
         self.diagnostics: Diagnostics | None = None  # measures rounds without changing them
         self.diagnosis: Diagnosis | None = None  # of this round
-        self.score: Score | None = None  # of the model as it is now
+        self.score: Score | None = None  # of the server's model as it is now
         self.callbacks = CallbackSet()
         self.name = ""  # within a comparison or sweep
         self.engine, self.threads = "plain", 0
@@ -147,7 +147,7 @@ class Run:
         row |= self.participation.columns(self.t, self.round, before)
         row |= self._client_columns(score, clients)
         if self.problem.optimum is not None:
-            row["distance"] = float((self.server.w - self.problem.optimum).norm())
+            row["distance"] = float((self.server.model[0] - self.problem.optimum).norm())
             if not np.isfinite(row["distance"]):
                 raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
@@ -174,13 +174,14 @@ class Run:
         self.callbacks.begin(RunInfo(self.name, self.config, self.rounds, folder, tuple(self.recorder.rows), self.problem.directions))
 
     def _round_info(self, row: Row, run: RunInfo) -> RoundInfo:
-        return RoundInfo(row, run, lambda: self.server.w.detach().cpu().clone(), self._model)
+        return RoundInfo(row, run, lambda: self.server.model[0].detach().cpu().clone(), self._model)
 
     def _model(self) -> nn.Module:
-        module = params.load(copy.deepcopy(self.problem.template).to(self.problem.device), self.server.w)
+        w, buffers = self.server.model
+        module = params.load(copy.deepcopy(self.problem.template).to(self.problem.device), w)
         for name, value in module.named_buffers():
-            if name in self.server.buffers:
-                value.copy_(self.server.buffers[name])
+            if name in buffers:
+                value.copy_(buffers[name])
         return module.eval()
 
     def end_where_stopped(self) -> None:
@@ -195,22 +196,22 @@ class Run:
 
     def evaluated(self) -> Score:
         if self.score is None:
-            self.score = self.problem.evaluate(self.server.w, self.server.buffers)
+            self.score = self.problem.evaluate(*self.server.model)
         if not np.isfinite(self.score.loss):
             raise Diverged(f"the test loss is no longer finite after round {self.t}")
         return self.score
 
     def history(self) -> History:
         """The finished run; written to its folder if it has one."""
-        folder, server, problem = self.recorder.folder, self.server, self.problem
+        folder, problem, (w, buffers) = self.recorder.folder, self.problem, self.server.model
         if folder is not None and folder.finished:
             return dataclasses.replace(read(folder), template=problem.template)
-        accuracy = [] if is_scratch() else problem.client_accuracy(server.w, server.buffers)  # a pass over all training samples
+        accuracy = [] if is_scratch() else problem.client_accuracy(w, buffers)  # a pass over all training samples
         tested = problem.client_scores(self.evaluated()) if problem.test_split is not None else []
         if self.checkpoints is not None:
             self.checkpoints.finish(accuracy, tested)
-        buffers = {name: value.cpu() for name, value in server.buffers.items()}
+        buffers = {name: value.cpu() for name, value in buffers.items()}
         kept = (self.config, problem.template, self.fingerprint)
-        history = History(self.recorder.rows, server.w.detach().cpu(), len(problem.split), accuracy, problem.class_counts, buffers, *kept)
+        history = History(self.recorder.rows, w.detach().cpu(), len(problem.split), accuracy, problem.class_counts, buffers, *kept)
         history.client_scores, history.directions = tested, problem.directions
         return history

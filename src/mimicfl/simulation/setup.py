@@ -33,6 +33,7 @@ def set_up(
     seed: int,
     eval_every: int,
     server_optimizer: Any = "none",
+    average: float = 0.0,
     select: Any = "all",
     deadline: float = 0.0,
     speed: Any = "none",
@@ -48,7 +49,8 @@ def set_up(
     numbers = (check("asynchronous", asynchronous), check("concurrency", concurrency))
     waits, rates = check("deadline", deadline), check("participation_rates", participation_rates)
     asked = ParticipationSettings.of(availability, select, waits, speed, bandwidth, *numbers, rates)
-    server = _server(problem, make_algorithm(algorithm), global_lr, update, server_optimizer, asked.pattern.warm_start)
+    mean = check("average", average)
+    server = _server(problem, make_algorithm(algorithm), global_lr, update, server_optimizer, asked.pattern.warm_start, mean)
     found = _participation(problem, server, asked, seed, rounds, uploads)
     check_learning_rates(problem, found.active, server, known=not asked.selection.needs_model)
     check_units(problem, server)
@@ -59,7 +61,7 @@ def set_up(
     return run
 
 
-def _server(problem: Problem, algorithm: Any, global_lr: Any, update: str, optimizer: Any, warm_start: bool) -> Server:
+def _server(problem: Problem, algorithm: Any, global_lr: Any, update: str, optimizer: Any, warm_start: bool, average: float) -> Server:
     for name in ("uploads", "downloads"):
         integer(f"the algorithm's {name}", trait(algorithm, name))
     local_lr = rate_schedule(problem.local.lr)
@@ -75,6 +77,7 @@ def _server(problem: Problem, algorithm: Any, global_lr: Any, update: str, optim
         steps_to_K=problem.local.worth,
         optimizer=server_optimizers.make(optimizer),
         warm_start=warm_start,
+        average=average,
     )
 
 
@@ -82,7 +85,9 @@ def _participation(
     problem: Problem, server: Server, asked: ParticipationSettings, seed: int, rounds: int | None, uploads: int | None
 ) -> Participation:
     seconds = client_seconds(problem, server, seed, asked.speed, asked.bandwidth)
-    stages = Stages(asked.selection, seconds, asked.deadline, problem.clients.sizes, seed, asked.pattern.round_seconds)
+    sizes = problem.clients.sizes.view()
+    sizes.flags.writeable = False  # a custom selection must not change how clients train, in this run or in others of the same problem
+    stages = Stages(asked.selection, seconds, asked.deadline, sizes, seed, asked.pattern.round_seconds)
     cost = trait(server.algorithm, "uploads")
     return participation(asked.pattern, stages, len(problem.split), seed, problem.class_counts, rounds, uploads, cost, asked.buffered)
 

@@ -45,6 +45,7 @@ def simulate(
     local: LocalSGD | None = None,
     global_lr: Any = "local",
     server_optimizer: Any = "none",
+    average: float = 0.0,
     update: str = "sum",
     weighting: str = "uniform",
     loss: Any = None,
@@ -84,6 +85,8 @@ def simulate(
     global_lr         eta_t: a rate, a schedule, or "local" to follow the local rate
     server_optimizer  how the server applies the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",
                       "adagrad", or an object of `mf.server_optimizers`
+    average           evaluate and return a running mean of the global models over about the last 1/average of the rounds (9 is a good
+                      value); clients train as without it. 0: off
     update            "sum" of the local gradients (model averaging), or their "mean" (the paper's formula)
     weighting         "uniform" (the paper) or by "samples"
     loss              a name or a function of (output, target); None takes the data's own
@@ -160,6 +163,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "lr": describe(RATES, server.local_lr),
         "global_lr": "local" if follows else describe(RATES, server.global_lr),
         **({} if server.optimizer is None else {"server_optimizer": describe(SERVER_OPTIMIZERS, server.optimizer)}),
+        **({} if server.mean is None else {"average": server.mean.average}),
         "update": server.update,
         "weighting": problem.weighting,
         **described_loss(problem.loss),

@@ -14,7 +14,7 @@ from mimicfl.data.clients import Clients
 from mimicfl.engines.capabilities import Unsupported
 from mimicfl.engines.native.workspace import CompiledWorkspace
 from mimicfl.engines.plain import PlainEngine
-from mimicfl.engines.workers import WorkersEngine
+from mimicfl.engines.workers import WithLayers, WorkersEngine
 from tests.engines.engines import assert_same, request_of
 
 
@@ -71,6 +71,31 @@ def test_gradients_are_the_same_vector():
     assert torch.equal(*found)
 
 
+class Phase(nn.Module):
+    """A scalar in a complex number. In PyTorch, the memory of its gradient holds the negated value."""
+
+    def __init__(self):
+        super().__init__()
+        self.phase = nn.Parameter(torch.tensor(0.3))
+
+    def forward(self, x):
+        turned = torch.complex(torch.ones(()), self.phase).conj()
+        return x * (turned * turned).imag
+
+
+def test_negated_gradients():
+    found = []
+    for kind in (Workspace, CompiledWorkspace):
+        space, g = kind(Phase(), torch.device("cpu")), torch.zeros(1)
+        space.zero_grad()
+        space.module(torch.ones(2)).sum().backward()
+        with torch.no_grad():
+            space.descend(g, 0.1, Terms(0.0, 0.0, space.w))
+        found.append((g, space.w))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+
+
 @pytest.mark.parametrize("net", [nn.Linear(2, 2).double(), nn.Linear(2, 2).half(), nn.Linear(2, 2).bfloat16()])
 def test_other_precisions_are_not_compiled(net):
     with pytest.raises(Unsupported):
@@ -114,5 +139,5 @@ def test_language_models_equal_plain(tied, ignored, local):
     requests = [request_of(clients, local, 2, 3, space.w.clone(), space.buffers(), np.arange(3), task, 0.05, 0.05)]
     ours = WorkersEngine(net, clients, loss, workers=2)
     assert isinstance(ours.plain.work, CompiledWorkspace)
-    assert "forward" in vars(ours.plain.work.module)
+    assert isinstance(ours.plain.work.module, WithLayers)
     assert_same(ours.train(requests), PlainEngine(net, clients, loss).train(requests), rtol=2e-5)

@@ -133,9 +133,10 @@ struct Winograd {
   static constexpr int up(int n, int by) { return (n + by - 1) / by * by; }
   // Tiles that are transformed together: both of their transforms should fit into a second-level cache of 1 MB.
   static constexpr int CHUNK = up(most(24, least(96, 786432 / (144 * (IC + OC)))), most(RI, RO));
+  static constexpr int ROWS = most(up(CHUNK, RI), up(CHUNK, RO));  // products are computed in blocks of RI or RO tiles
   // The 36 matrices lie one line apart, so that the entries of a tile do not share a set of the cache.
-  static constexpr size_t V = (size_t)up(CHUNK, RO) * IC + 16, M = (size_t)up(CHUNK, RI) * OC + 16, U = (size_t)IC * OC + 16;
-  static constexpr size_t FORWARD = 36 * (V + (size_t)up(CHUNK, RO) * OC + 16), BACKWARD = 36 * (2 * V + M + U);  // floats of workspace
+  static constexpr size_t V = (size_t)ROWS * IC + 16, M = (size_t)ROWS * OC + 16, U = (size_t)IC * OC + 16;
+  static constexpr size_t FORWARD = 36 * (V + M), BACKWARD = 36 * (2 * V + M + U);  // floats of workspace
   static constexpr size_t WORK = FORWARD > BACKWARD ? FORWARD : BACKWARD, PACKED = 36 * U;
   static_assert(IC % LANES == 0 && OC % LANES == 0, "channels are in the lanes");
 
@@ -217,14 +218,14 @@ struct Winograd {
       }
     }
   }
-  static void output_tiles(const float* in, size_t apart, const float* bias, int64_t begin, int count, float* y) {
+  static void output_tiles(const float* in, const float* bias, int64_t begin, int count, float* y) {
     for (int t = 0; t < count; t++) {
       const Place at(begin + t);
       float* to = y + ((at.n * OH + at.y) * OW + at.x) * OC;
       for (int c = 0; c < OC; c += LANES) {
         const v b = bias ? load(bias + c) : v{};
         v m[6][6], d[4][4];
-        UNROLL for (int e = 0; e < 36; e++) m[e / 6][e % 6] = load(in + e * apart + t * OC + c);
+        UNROLL for (int e = 0; e < 36; e++) m[e / 6][e % 6] = load(in + e * M + t * OC + c);
         both_ways<6, 4, from_m>(m, d);
         for (int i = 0; i < least(4, OH - at.y); i++)
           for (int j = 0; j < least(4, OW - at.x); j++) store(to + (i * OW + j) * OC + c, d[i][j] + b);
@@ -247,14 +248,13 @@ struct Winograd {
 
   // Images [n][y][x][channel]; u: packed weights.
   static void forward(const float* x, const float* u, const float* bias, float* y, int64_t n, float* work) {
-    constexpr size_t APART = (size_t)up(CHUNK, RO) * OC + 16;
     float *tiles = work, *products = tiles + 36 * V;
     const int64_t all = n * TY * TX;
     for (int64_t at = 0; at < all; at += CHUNK) {
       const int count = (int)(all - at < CHUNK ? all - at : CHUNK);
       image_tiles(x, at, count, tiles);
-      for (int e = 0; e < 36; e++) product<IC, OC>(tiles + e * V, u + e * U, products + e * APART, up(count, RO));
-      output_tiles(products, APART, bias, at, count, y);
+      for (int e = 0; e < 36; e++) product<IC, OC>(tiles + e * V, u + e * U, products + e * M, up(count, RO));
+      output_tiles(products, bias, at, count, y);
     }
   }
   // u: weights packed for the input gradient. dx or dw may be null.

@@ -53,5 +53,5 @@ class CompiledWorkspace(Workspace):
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    """Embeddings may have sparse gradients."""
-    return gradient if gradient.layout == torch.strided else gradient.to_dense()
+    """Return the gradient as numbers in memory: embeddings may have sparse gradients, complex numbers leave a sign to be applied."""
+    return (gradient if gradient.layout == torch.strided else gradient.to_dense()).resolve_neg()

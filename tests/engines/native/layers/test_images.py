@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import mimicfl as mf
 from mimicfl.data.clients import Clients
 from mimicfl.engines.capabilities import Unsupported
-from mimicfl.engines.native.layers import LayerOverrides, Layers, compile_layers, linear, overrides
+from mimicfl.engines.native.layers import LayerOverrides, Layers, compile_layers, convolution, linear, overrides
 from mimicfl.seeds import stream
 
 from .compare import assert_close, both, compiled, grads, layouts, penalty, seen
@@ -51,6 +51,31 @@ def test_wide_convolutions(batch):
         single, theirs = net(x).double(), net.double()(x.double())
     scale = float(theirs.abs().max())
     assert float((ours - theirs).abs().max()) <= max(5 * float((single - theirs).abs().max()), 1e-6 * scale)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_wide_convolutions_of_few_pixels(few, stride, monkeypatch):
+    """PyTorch runs them in its default layout; either way the result has the layout of the images."""
+    monkeypatch.setattr(convolution, "PAIRS_PER_PIXEL", 0 if few else 10**9)
+    given = torch.randn(3, 16, 9, 9), torch.randn(32, 16, 3, 3), torch.randn(32)
+
+    def call(*leaves):
+        return F.conv2d(*leaves, stride=stride, padding=1)
+
+    used = []
+    monkeypatch.setattr(convolution, "_in_default_layout", lambda *a, run=convolution._in_default_layout: used.append(1) or run(*a))
+    for name, x in layouts(given[0]).items():
+        leaves = [each.requires_grad_() for each in (x.detach(), *given[1:])]
+        shapes = [shape for shape in seen(lambda leaves=leaves: call(*leaves)) if shape]
+        true = grads(call, leaves)
+        used.clear()
+        with LayerOverrides(Layers(shapes)):
+            ours = grads(call, leaves)
+        assert_close((true, ours))
+        assert ours[0].stride() == true[0].stride()
+        assert bool(used) == (few and (stride == 1 or name == "channels last"))
 
 
 POOLS = [nn.MaxPool2d(2), nn.MaxPool2d(3, stride=2), nn.MaxPool2d((2, 3), stride=(1, 4)), nn.MaxPool2d(2, 3)]

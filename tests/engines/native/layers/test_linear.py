@@ -75,6 +75,14 @@ def test_other_products_use_pytorch(call):
     assert seen(lambda: call(torch.randn(3, 4), torch.randn(5, 4))) == []
 
 
+@pytest.mark.parametrize("rows", [(3,), (2, 3)])
+def test_results_can_be_changed_in_place(rows):
+    x, w = torch.randn(*rows, 4).requires_grad_(), torch.randn(5, 4).requires_grad_()
+    true = grads(lambda x, w: F.linear(x, w).relu_(), [x, w])
+    with LayerOverrides(LAYERS):
+        assert_close((true, grads(lambda x, w: F.linear(x, w).relu_(), [x, w])))
+
+
 def test_an_empty_batch():
     x, w = torch.randn(0, 4).requires_grad_(), torch.randn(5, 4).requires_grad_()
     with LayerOverrides(LAYERS):

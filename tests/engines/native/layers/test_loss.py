@@ -96,6 +96,7 @@ HEADS = {
     "other classes": lambda h, w, b: F.linear(h, w, b).view(-1, 1100)[:, :1050],
     "turned": lambda h, w, b: F.linear(h, w, b).reshape(1100, -1).t()[:, :1100],
     "detached": lambda h, w, b: F.linear(h, w, b).detach() + b,
+    "biases of samples": lambda h, w, b: F.linear(h, w, b * torch.linspace(0.1, 10, len(h))[:, None]),
     "used twice": lambda h, w, b: (lambda z: z + z.square())(F.linear(h, w, b)),
 }
 

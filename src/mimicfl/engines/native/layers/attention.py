@@ -11,6 +11,7 @@ from ...torch_overrides import attention_call
 from .kinds import Call, Functions, Kind, at, check_memory, images
 
 MOST = 2048  # entries of a head's scores, or of its queries: the workspace of 16 heads must fit into the second-level cache
+MOST_FEATURES = 16  # per head: with more, PyTorch's products are faster
 KINDS = {"Attention": Kind((("forward", 5, 1), ("backward", 8, 1)), numbers=1, fails=True)}
 
 
@@ -23,7 +24,7 @@ def attention(*args: Any, **kwargs: Any) -> Call | None:
     if k.shape != value.shape or k.shape[:2] != q.shape[:2] or k.shape[3] != features:
         return None
     keys = k.shape[2]
-    if max(queries * keys, queries * features, keys * features) > MOST:
+    if features > MOST_FEATURES or max(queries * keys, queries * features, keys * features) > MOST:
         return None
     numbers, scale = (heads, queries, keys, features, int(causal)), float(features**-0.5 if scale is None else scale)
     return Call(("Attention", numbers), lambda functions, _: Attention.apply(q, k, value, bool(causal), scale, functions))
@@ -42,7 +43,7 @@ class Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, value)
         ctx.settings = causal, scale, functions
         q, k, value = (_features_contiguous(x) for x in (q, k, value))
-        y = torch.empty_like(q)
+        y = _like(q)
         check_memory(functions[0](at(q), at(k), at(value), at(y), _distances(q, k, value, y), scale, q.shape[0] * q.shape[1]))
         return y
 
@@ -53,7 +54,7 @@ class Attention(torch.autograd.Function):
             q, k, value = ctx.saved_tensors
             return *_gradients(q, k, value, dy, causal, scale), None, None, None
         q, k, value, dy = (_features_contiguous(x) for x in (*ctx.saved_tensors, dy))
-        results = [torch.empty_like(x) for x in (q, k, value)]
+        results = [_like(x) for x in (q, k, value)]
         tensors = (q, k, value, dy, *results)
         check_memory(functions[1](*map(at, tensors), _distances(*tensors), scale, q.shape[0] * q.shape[1]))
         return *results, None, None, None
@@ -61,6 +62,12 @@ class Attention(torch.autograd.Function):
 
 def _features_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(3) == 1 and min(x.stride()) > 0 else x.contiguous()
+
+
+def _like(x: Tensor) -> Tensor:
+    """Return new memory with the layout of x, and contiguous features: if windows overlap, PyTorch may put another dimension last."""
+    new = torch.empty_like(x)
+    return new if new.stride(3) == 1 else x.new_empty(x.shape)
 
 
 def _distances(*tensors: Tensor) -> Any:

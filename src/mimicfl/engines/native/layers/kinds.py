@@ -106,6 +106,11 @@ def ordinary(x: Any) -> bool:
     return type(x) in (Tensor, nn.Parameter) and x.device.type == "cpu" and x.layout == torch.strided and not x.is_neg()
 
 
+def fits(bias: Any, w: Tensor) -> bool:
+    """Return whether a layer's bias is None or has one number per output; PyTorch also accepts other shapes for some layers."""
+    return bias is None or (plain(bias) and bias.shape == w.shape[:1])
+
+
 def channels_last(x: Tensor) -> bool:
     """Return whether images are stored in channels-last layout; a single channel fits both layouts, so its stride decides."""
     return x.is_contiguous(memory_format=torch.channels_last) and (not x.is_contiguous() or x.stride(1) == 1)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .kinds import Call, Kind, Memory, plain
+from .kinds import Call, Kind, Memory, fits, plain
 
 FEWEST_WEIGHTS = 8192
 FEWEST_PRODUCTS = 2**21  # of two numbers: for smaller matrices MKL takes less time per call
@@ -50,12 +50,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Call | 
         return None
     if weight.ndim != 2 or weight.numel() < FEWEST_WEIGHTS or not weight.is_contiguous() or input.shape[-1:] != weight.shape[1:]:
         return None
-    if bias is not None and not (plain(bias) and bias.shape == weight.shape[:1] and bias.is_contiguous()):
+    if not fits(bias, weight) or not (bias is None or bias.is_contiguous()):
         return None
 
     def run(_: object, __: Memory) -> Tensor:
-        small = input.numel() * len(weight) < FEWEST_PRODUCTS
-        return F.linear(input, weight, bias) if small else Linear.apply(input, weight, bias)
+        if input.numel() * len(weight) < FEWEST_PRODUCTS:
+            return F.linear(input, weight, bias)
+        y: Tensor = Linear.apply(input.reshape(-1, input.shape[-1]), weight, bias)
+        return y if input.ndim == 2 else y.view(*input.shape[:-1], len(weight))
 
     return Call(None, run)
 
@@ -70,7 +72,7 @@ CALLS: dict[Any, Any] = {F.linear: linear, **dict.fromkeys((torch.matmul, torch.
 
 
 class Linear(torch.autograd.Function):
-    """x w' + bias for a matrix w, and x with any number of dimensions."""
+    """x w' + bias for matrices. The result is not a view, because PyTorch refuses to change views of custom functions in place."""
 
     apply: Any
 
@@ -78,19 +80,15 @@ class Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, w)
         ctx.biased = bias is not None
-        return multiply(_rows(x), w, bias).view(*x.shape[:-1], len(w))
+        return multiply(x.contiguous(), w, bias)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        rows = _rows(dy)
-        db = rows.sum(0) if ctx.biased else None
+        db = dy.sum(0) if ctx.biased else None
         if torch.is_grad_enabled():  # create_graph: the gradient will be differentiated
-            return dy @ w, rows.t() @ _rows(x), db
-        dx = multiply(rows, w.t()).view(x.shape) if ctx.needs_input_grad[0] else None
-        dw = weight_gradient(rows, _rows(x)) if ctx.needs_input_grad[1] else None
+            return dy @ w, dy.t() @ x, db
+        x, dy = x.contiguous(), dy.contiguous()
+        dx = multiply(dy, w.t()) if ctx.needs_input_grad[0] else None
+        dw = weight_gradient(dy, x) if ctx.needs_input_grad[1] else None
         return dx, dw, db
-
-
-def _rows(x: Tensor) -> Tensor:
-    return x.reshape(-1, x.shape[-1]).contiguous()

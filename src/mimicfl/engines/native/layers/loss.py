@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .kinds import Call, Functions, Kind, Memory, Product, at, ordinary, plain
+from .kinds import Call, Functions, Kind, Memory, Product, at, fits, ordinary, plain
 from .linear import multiply, weight_gradient
 
 FEWEST_CLASSES = 64
@@ -25,7 +25,7 @@ def linear(known: Product | None, z: Any, input: Tensor, weight: Tensor, bias: T
     """Remember z = input weight' + bias. The names are PyTorch's."""
     if not (plain(z) and plain(input) and plain(weight) and z.requires_grad) or torch.is_autocast_enabled("cpu"):
         return known
-    if weight.ndim != 2 or len(weight) < FEWEST_OUTPUTS or not weight.is_contiguous():
+    if weight.ndim != 2 or len(weight) < FEWEST_OUTPUTS or not weight.is_contiguous() or not fits(bias, weight):
         return known
     return Product.of(input.reshape(-1, input.shape[-1]), weight, bias, z)
 
@@ -121,13 +121,17 @@ class CrossEntropy(torch.autograd.Function):
 
         if w is None:
             return columns(0, z.shape[1]), None, None, None, None, None
-        dx, dw, db = torch.zeros_like(x), torch.empty_like(w), None if bias is None else torch.empty_like(bias)
+        x_needs, w_needs, bias_needs = ctx.needs_input_grad[3:]  # a frozen layer needs no gradient of its weights
+        dx, dw = torch.zeros_like(x) if x_needs else None, torch.empty_like(w) if w_needs else None
+        db = torch.empty_like(bias) if bias_needs else None
         width = max(64, AT_ONCE // len(z) // 64 * 64)
         for begin in range(0, len(w), width):
             here = slice(begin, min(begin + width, len(w)))
             dz = columns(begin, here.stop - begin)
-            dx += multiply(dz, w[here].t())
-            dw[here] = weight_gradient(dz, x)
+            if dx is not None:
+                dx += multiply(dz, w[here].t())
+            if dw is not None:
+                dw[here] = weight_gradient(dz, x)
             if db is not None:
                 torch.sum(dz, 0, out=db[here])
         return None, None, None, dx, dw, db

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
 
 from ....clients.losses import Loss
@@ -18,6 +19,7 @@ from . import attention, convolution, linear, loss, pooling
 from .kinds import HEADER, Call, Functions, Kind, Memory, Shape
 
 MOST_SHAPES = 32
+SAVED_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)  # older versions of PyTorch lack it
 PARTS = (convolution, pooling, attention, linear, loss)
 KINDS: dict[str, Kind] = {name: kind for part in PARTS for name, kind in part.KINDS.items()}
 CALLS: dict[Any, Callable[..., Call | None]] = {function: call for part in PARTS for function, call in part.CALLS.items()}
@@ -71,6 +73,8 @@ class LayerOverrides(TorchFunctionMode):
         if func in COMPOSED:
             with self:
                 return COMPOSED[func](*args, **kwargs)
+        if (func in CALLS or func in loss.TRACKED) and _observed():
+            return func(*args, **kwargs)
         result = self._replaced(func, args, kwargs) if func in CALLS else None
         if result is None:
             result = func(*args, **kwargs)
@@ -89,3 +93,11 @@ class LayerOverrides(TorchFunctionMode):
         self.shapes.append(call.shape)
         known = self.layers.known if self.layers else {}
         return call.run(known[call.shape], self.layers.memory) if self.layers and call.shape in known else None
+
+
+def _observed() -> bool:
+    """Return whether PyTorch transforms the calls (torch.func, forward-mode derivatives), or repeats them later (checkpoints).
+
+    It cannot transform compiled functions, and repeats calls outside of the model's `forward`, where they are not replaced.
+    """
+    return bool(SAVED_HOOKS(False) or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0)

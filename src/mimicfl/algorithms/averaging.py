@@ -1,0 +1,42 @@
+"""Averaged models: what a run evaluates and returns is a running mean of its global models; clients train from w_t as without it."""
+
+import torch
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+
+
+class RunningMean:
+    """mean += s (w - mean) with s = average / (k + average) after server step k = 0, 1, ... (polynomial decay, Shamir and Zhang, 2013).
+
+    The model of step k gets a weight of about k^(average - 1), so that the mean reaches back over about the last k / average steps; 1 is
+    the mean of all models. The first step replaces the initial model. A round without updates is no step and changes nothing: otherwise
+    the mean would approach the last model before an outage, whose clients then count for all. Floating-point buffers are averaged in the
+    same way; counters are those of the last model.
+    """
+
+    def __init__(self, average: float, w: Tensor, buffers: Tensors) -> None:
+        self.average, self.steps = average, 0
+        self.w, self.buffers = w, buffers
+
+    def add(self, w: Tensor, buffers: Tensors) -> None:
+        """The model after a server step."""
+        s = self.average / (self.steps + self.average)
+        self.w, self.steps = self.w.lerp(w, s), self.steps + 1
+        self.buffers = {name: _mean(self.buffers[name], value, s) for name, value in buffers.items()}
+
+    def tensors(self) -> Tensors:
+        """Everything that a checkpoint must hold, by the names that it has there."""
+        kept = {"average.w": self.w, "average.steps": torch.tensor(self.steps)}
+        return kept | {f"average.buffer.{name}": value for name, value in self.buffers.items()}
+
+    def restore(self, tensors: Tensors) -> None:
+        """Continue from what `tensors` returned."""
+        self.w, self.steps = tensors["average.w"], int(tensors["average.steps"])
+        self.buffers = {name: tensors[f"average.buffer.{name}"] for name in self.buffers}
+
+
+def _mean(mean: Tensor, newest: Tensor, s: float) -> Tensor:
+    if not newest.is_floating_point():
+        return newest
+    return torch.where(mean == newest, mean, mean.lerp(newest, s))  # constants stay bit-equal, infinite ones too
