@@ -1,0 +1,184 @@
+"""More candidates of `gain_search.py`: where clients start, and bounds on what a single client's memory can do.
+
+    python benchmarks/local_candidates.py fmnist --device cuda --algorithms fedgain:window=9 guarded:horizon=400,window=9
+
+takes the arguments of gain_search.py. None of them is shown to be better than what the package has: records/2026-11-19-local-steps.md.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gain_search
+import torch
+from torch import Tensor
+
+import mimicfl as mf
+from mimicfl.algorithms.base import Step, Task, register
+from mimicfl.algorithms.fedsteer import SteerState
+from mimicfl.errors import number
+
+
+@dataclass
+class CentredState(SteerState):
+    T: Tensor  # [] float64: local rate times local steps in the last round
+
+
+@register("centred")
+@dataclass(frozen=True)
+class Centred(mf.FedSteer):
+    """Client i starts at w_t + offset T (y_i - v), T = eta_L K, so that its path is centred where the path of the model will be.
+
+    `share` of FedSteer's shift acts in the local steps besides. offset=0.5,share=0: only the start differs from FedVARP or FedGain.
+    """
+
+    offset: float = 0.5
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("offset", self.offset, low=0)
+        number("share", self.share, low=0, high=1)
+
+    def init(self, w: Tensor, num_clients: int) -> CentredState:
+        return CentredState(**vars(super().init(w, num_clients)), T=torch.zeros((), dtype=torch.float64, device=w.device))
+
+    def task(self, state: Any, active: Tensor) -> Task:
+        shift = super().task(state, active).shift
+        x = state.x if self.window else state.w
+        return Task(shift=self.share * shift, start=x - (self.offset * state.T).to(x.dtype) * shift)
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        super().aggregate(state, active, g, step)  # FedSteer reads the same task
+        state.T = state.K * step.eta_L
+
+
+@dataclass
+class ClippedState(SteerState):
+    r: Tensor  # [N] float64: norm of each client's last mean gradient; 0 before the first
+
+
+@register("clipped")
+@dataclass(frozen=True)
+class Clipped(mf.FedSteer):
+    """FedSteer whose shifts have at most `bound` times the median norm of the memories; with `memory`, a bound on what is received, too."""
+
+    bound: float = 1.0
+    memory: float = 0.0  # 0: no bound
+
+    def init(self, w: Tensor, num_clients: int) -> ClippedState:
+        return ClippedState(**vars(super().init(w, num_clients)), r=torch.zeros(num_clients, dtype=torch.float64, device=w.device))
+
+    def typical(self, state: Any) -> Tensor:
+        seen = state.r[state.r > 0]
+        return seen.median() if len(seen) else state.r.new_zeros(())
+
+    def task(self, state: Any, active: Tensor) -> Task:
+        task = super().task(state, active)
+        shift: Any = task.shift
+        if not self.bound:
+            return task
+        factor = self.bound * self.typical(state) / shift.norm(dim=1).double().clamp(min=1e-30)
+        return replace(task, shift=shift * factor.clamp(max=1.0).to(shift.dtype)[:, None])
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        shift: Any = self.task(state, active).shift
+        r = state.r.clone()  # the old norms stay until FedSteer has asked for the task once more
+        r[active] = (step.per_step(g) - shift).norm(dim=1).double()
+        if self.memory:
+            factor = (self.memory * r[r > 0].median() / r[active].clamp(min=1e-30)).clamp(max=1.0)
+            r[active] *= factor
+            K = 1 if step.update == "mean" else step.K[:, None].to(g.dtype)
+            g = factor.to(g.dtype)[:, None] * (g - K * shift) + K * shift
+        super().aggregate(state, active, g, step)
+        state.r = r
+
+
+@register("guarded")
+@dataclass(frozen=True)
+class Guarded(mf.FedSteer):
+    """FedSteer that takes at most `guard` times the median norm from a client, and does not shift one that exceeded this last time."""
+
+    guard: float = 3.0
+    cut: int = 1  # 0: such a client is shifted as before, by its bounded memory
+
+    def init(self, w: Tensor, num_clients: int) -> ClippedState:
+        return ClippedState(**vars(super().init(w, num_clients)), r=torch.zeros(num_clients, dtype=torch.float64, device=w.device))
+
+    def factor(self, r: Tensor, active: Tensor) -> Tensor:
+        """By how much the last mean gradient of each active client exceeds the bound, [m], at most 1."""
+        typical = r[r > 0].median() if bool((r > 0).any()) else r.new_zeros(())  # over all clients seen so far
+        return torch.where(r[active] > 0, (self.guard * typical / r[active].clamp(min=1e-30)).clamp(max=1.0), 1.0)
+
+    def task(self, state: Any, active: Tensor) -> Task:
+        task = super().task(state, active)
+        kept = self.factor(state.r, active)
+        kept = (kept == 1).to(state.w.dtype) if self.cut else torch.ones_like(kept).to(state.w.dtype)
+        return replace(task, shift=task.shift * kept[:, None])
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        shift: Any = self.task(state, active).shift
+        r = state.r.clone()  # the old norms stay until FedSteer has asked for the task once more
+        r[active] = (step.per_step(g) - shift).norm(dim=1).double()
+        K = 1 if step.update == "mean" else step.K[:, None].to(g.dtype)
+        g = self.factor(r, active).to(g.dtype)[:, None] * (g - K * shift) + K * shift
+        super().aggregate(state, active, g, step)
+        state.r = r
+
+
+@dataclass
+class MeasuredState(SteerState):
+    visits: Tensor  # [N] int64
+    echo: Tensor  # [2] float64: sum of the estimates of 1 - phi, and their number
+
+
+@register("measured")
+@dataclass(frozen=True)
+class Measured(mf.FedSteer):
+    """FedSteer whose shift is a (1 + delta xi), xi = 1 or -1 at random: xi identifies how much of a memory repeats its own shift.
+
+    p_i = phi grad f_i(w) - (1 - phi) a (1 + delta xi) s, so that -xi <p_i - y_i, s> / (a delta |s|^2) has mean 1 - phi, whatever the rest
+    of p_i is. The strength is a = limit / (1 - phi), at most 1.
+    """
+
+    delta: float = 0.3
+    limit: float = 0.5
+
+    def init(self, w: Tensor, num_clients: int) -> MeasuredState:
+        visits = torch.zeros(num_clients, dtype=torch.int64, device=w.device)
+        return MeasuredState(**vars(super().init(w, num_clients)), visits=visits, echo=torch.zeros(2, dtype=torch.float64, device=w.device))
+
+    def strength(self, state: Any) -> Tensor:
+        prior = 15.0  # visits that say: a = 1
+        echo = (state.echo[0] + prior * self.limit) / (state.echo[1] + prior)
+        return (self.limit / echo.clamp(min=1e-9)).clamp(max=1.0)
+
+    def xi(self, state: Any, active: Tensor) -> Tensor:
+        """Scrambled, not in turn: y_i holds the last xi, and a xi that follows from it would count the echo twice."""
+        mixed = state.visits[active] * 131_071 + active + 1
+        for factor in (73_244_475, 73_244_475):
+            mixed = ((mixed ^ (mixed >> 16)) * factor) % 2**32
+        return 1.0 - 2.0 * ((mixed >> 15) % 2).double()
+
+    def task(self, state: Any, active: Tensor) -> Task:
+        task = super().task(state, active)
+        a = self.strength(state) * (1 + self.delta * self.xi(state, active))
+        return replace(task, shift=task.shift * a.to(state.w.dtype)[:, None])
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        full: Any = super().task(state, active).shift
+        s, xi, a = full.double(), self.xi(state, active), self.strength(state)
+        guess = state.v - s
+        p = step.per_step(g).double() - (a * (1 + self.delta * xi))[:, None] * s
+        new = p - guess
+        squares = (s * s).sum(dim=1)
+        bound = (2 * squares.sqrt() / new.norm(dim=1).clamp(min=1e-30)).clamp(max=1.0)  # outliers
+        found = -xi * bound * (new * s).sum(dim=1) / (a * self.delta * squares.clamp(min=1e-30))
+        shifted = squares > 0
+        echo = state.echo + torch.stack([found[shifted].sum(), shifted.sum().double()])
+        super().aggregate(state, active, g, step)
+        state.echo = echo
+        state.visits[active] += 1
+
+
+if __name__ == "__main__":
+    gain_search.main()
