@@ -1,6 +1,6 @@
 """More candidates of `gain_search.py`: where clients start, and bounds on what a single client's memory can do.
 
-    python benchmarks/local_candidates.py fmnist --device cuda --algorithms fedgain:window=9 guarded:horizon=400,window=9
+    python benchmarks/local_candidates.py fmnist --device cuda --algorithms "fedgain average=9" "guarded:horizon=400 average=9"
 
 takes the arguments of gain_search.py. None of them is shown to be better than what the package has: records/2026-11-19-local-steps.md.
 """
@@ -44,8 +44,7 @@ class Centred(mf.FedSteer):
 
     def task(self, state: Any, active: Tensor) -> Task:
         shift = super().task(state, active).shift
-        x = state.x if self.window else state.w
-        return Task(shift=self.share * shift, start=x - (self.offset * state.T).to(x.dtype) * shift)
+        return Task(shift=self.share * shift, start=state.w - (self.offset * state.T).to(state.w.dtype) * shift)
 
     def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
         super().aggregate(state, active, g, step)  # FedSteer reads the same task
