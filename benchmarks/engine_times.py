@@ -20,7 +20,7 @@ import torch
 from peers.workload import GPU, Workload
 
 import mimicfl as mf
-from mimicfl.algorithms import Task
+from mimicfl.algorithms import Instructions
 from mimicfl.clients.losses import criterion_of
 from mimicfl.clients.params import Workspace
 from mimicfl.data.clients import Clients
@@ -52,7 +52,7 @@ class Case:
         clients, shares = Clients(data, split, device, dtype), torch.full((work.clients,), 1 / work.clients, device=device)
         space, local = Workspace(net, device), mf.LocalSGD(epochs=1, batch_size=work.batch)
         active = np.arange(work.clients)
-        request = TrainRequest(0, active, shares, space.w.clone(), space.buffers(), Task(), RATE, RATE, clients, local, seed=0)
+        request = TrainRequest(0, active, shares, space.w.clone(), space.buffers(), Instructions(), RATE, RATE, clients, local, seed=0)
         return cls(net, clients, criterion_of(data, None, None), request, precision)
 
     def few(self) -> TrainRequest:

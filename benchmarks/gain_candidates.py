@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 import mimicfl as mf
-from mimicfl.algorithms.base import Task, register
+from mimicfl.algorithms.base import Instructions, register
 from mimicfl.algorithms.fedsteer import SteerState
 from mimicfl.errors import number
 
@@ -21,6 +21,6 @@ class Damped(mf.FedSteer):
         super().__post_init__()
         number("share", self.share, low=0, high=1)
 
-    def task(self, state: SteerState, active: Tensor) -> Task:
-        task = super().task(state, active)
-        return replace(task, shift=self.share * task.shift)
+    def instructions(self, state: SteerState, active: Tensor) -> Instructions:
+        given = super().instructions(state, active)
+        return replace(given, shift=self.share * given.shift)

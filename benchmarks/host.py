@@ -68,7 +68,7 @@ class StandIn:
             found = []
             for request in requests:
                 m = len(request.active)
-                sent = {name: self.g[:m].clone() for name in request.task.send}
+                sent = {name: self.g[:m].clone() for name in request.instructions.send}
                 found.append(ClientUpdates(self.g[:m].clone(), torch.full((m,), 200), torch.full((m,), 0.5), {}, sent))
         return found
 

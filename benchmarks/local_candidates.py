@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import mimicfl as mf
-from mimicfl.algorithms.base import Step, Task, register
+from mimicfl.algorithms.base import Instructions, Step, register
 from mimicfl.algorithms.fedsteer import SteerState
 from mimicfl.errors import number
 
@@ -42,12 +42,12 @@ class Centred(mf.FedSteer):
     def init(self, w: Tensor, num_clients: int) -> CentredState:
         return CentredState(**vars(super().init(w, num_clients)), T=torch.zeros((), dtype=torch.float64, device=w.device))
 
-    def task(self, state: Any, active: Tensor) -> Task:
-        shift = super().task(state, active).shift
-        return Task(shift=self.share * shift, start=state.w - (self.offset * state.T).to(state.w.dtype) * shift)
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        shift = super().instructions(state, active).shift
+        return Instructions(shift=self.share * shift, start=state.w - (self.offset * state.T).to(state.w.dtype) * shift)
 
     def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
-        super().aggregate(state, active, g, step)  # FedSteer reads the same task
+        super().aggregate(state, active, g, step)  # FedSteer reads the same instructions
         state.T = state.K * step.eta_L
 
 
@@ -71,17 +71,17 @@ class Clipped(mf.FedSteer):
         seen = state.r[state.r > 0]
         return seen.median() if len(seen) else state.r.new_zeros(())
 
-    def task(self, state: Any, active: Tensor) -> Task:
-        task = super().task(state, active)
-        shift: Any = task.shift
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        given = super().instructions(state, active)
+        shift: Any = given.shift
         if not self.bound:
-            return task
+            return given
         factor = self.bound * self.typical(state) / shift.norm(dim=1).double().clamp(min=1e-30)
-        return replace(task, shift=shift * factor.clamp(max=1.0).to(shift.dtype)[:, None])
+        return replace(given, shift=shift * factor.clamp(max=1.0).to(shift.dtype)[:, None])
 
     def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
-        shift: Any = self.task(state, active).shift
-        r = state.r.clone()  # the old norms stay until FedSteer has asked for the task once more
+        shift: Any = self.instructions(state, active).shift
+        r = state.r.clone()  # the old norms stay until FedSteer has asked for the instructions once more
         r[active] = (step.per_step(g) - shift).norm(dim=1).double()
         if self.memory:
             factor = (self.memory * r[r > 0].median() / r[active].clamp(min=1e-30)).clamp(max=1.0)
@@ -108,15 +108,15 @@ class Guarded(mf.FedSteer):
         typical = r[r > 0].median() if bool((r > 0).any()) else r.new_zeros(())  # over all clients seen so far
         return torch.where(r[active] > 0, (self.guard * typical / r[active].clamp(min=1e-30)).clamp(max=1.0), 1.0)
 
-    def task(self, state: Any, active: Tensor) -> Task:
-        task = super().task(state, active)
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        given = super().instructions(state, active)
         kept = self.factor(state.r, active)
         kept = (kept == 1).to(state.w.dtype) if self.cut else torch.ones_like(kept).to(state.w.dtype)
-        return replace(task, shift=task.shift * kept[:, None])
+        return replace(given, shift=given.shift * kept[:, None])
 
     def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
-        shift: Any = self.task(state, active).shift
-        r = state.r.clone()  # the old norms stay until FedSteer has asked for the task once more
+        shift: Any = self.instructions(state, active).shift
+        r = state.r.clone()  # the old norms stay until FedSteer has asked for the instructions once more
         r[active] = (step.per_step(g) - shift).norm(dim=1).double()
         K = 1 if step.update == "mean" else step.K[:, None].to(g.dtype)
         g = self.factor(r, active).to(g.dtype)[:, None] * (g - K * shift) + K * shift
@@ -158,13 +158,13 @@ class Measured(mf.FedSteer):
             mixed = ((mixed ^ (mixed >> 16)) * factor) % 2**32
         return 1.0 - 2.0 * ((mixed >> 15) % 2).double()
 
-    def task(self, state: Any, active: Tensor) -> Task:
-        task = super().task(state, active)
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        given = super().instructions(state, active)
         a = self.strength(state) * (1 + self.delta * self.xi(state, active))
-        return replace(task, shift=task.shift * a.to(state.w.dtype)[:, None])
+        return replace(given, shift=given.shift * a.to(state.w.dtype)[:, None])
 
     def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
-        full: Any = super().task(state, active).shift
+        full: Any = super().instructions(state, active).shift
         s, xi, a = full.double(), self.xi(state, active), self.strength(state)
         guess = state.v - s
         p = step.per_step(g).double() - (a * (1 + self.delta * xi))[:, None] * s

@@ -34,7 +34,7 @@ class TestObjects:
             ({"availability": [[1, 0]]}, "availability must be a pattern such as"),
             ({"availability": mf.MimiC()}, "availability must be a pattern such as"),
             ({"lr": lambda t: 0.1}, "simulate takes a function of the round as well"),
-            ({"algorithm": [mf.MimiC()]}, "algorithm must be a name or an object with init, task and aggregate"),
+            ({"algorithm": [mf.MimiC()]}, "algorithm must be a name or an object with init, instructions and aggregate"),
             ({"algorithm": 5}, "algorithm must be a string"),
         ],
     )

@@ -6,6 +6,8 @@ import typing as _typing
 
 from ._version import __version__ as __version__
 
+_RENAMED = {"Task": "Instructions", "Moment": "RoundInfo"}  # after version 0.2
+
 if _typing.TYPE_CHECKING:
     from ._public import *  # noqa: F403
     from .algorithms import *  # noqa: F403  (type checkers do not follow the sum of two lists of names)
@@ -20,7 +22,8 @@ else:  # PyTorch takes a second or more to import: `mimicfl --version`, `runs` a
         public = _importlib.import_module("mimicfl._public")
         globals().update({each: getattr(public, each) for each in public.__all__}, __all__=public.__all__)
         if name not in globals():
-            raise AttributeError(f"module 'mimicfl' has no attribute {name!r}")
+            hint = f"; it is now called {_RENAMED[name]}" if name in _RENAMED else ""
+            raise AttributeError(f"module 'mimicfl' has no attribute {name!r}{hint}")
         return globals()[name]
 
     def __dir__() -> list[str]:

@@ -43,7 +43,7 @@ def rounds(algorithm, schedule, n=N, seed=0):
     for t, row in enumerate(schedule):
         active = torch.from_numpy(np.flatnonzero(row))
         if len(active):
-            algorithm.task(state, active)
+            algorithm.instructions(state, active)
             algorithm.aggregate(state, active, updates[t, active], step(len(active), n=n, t=t, g=updates[t, active]))
     return state
 
@@ -183,7 +183,7 @@ def test_scaffold_controls_are_the_mean_plain_gradients(quadratic):
     state.c, state.c_i[:] = torch.randn(D, dtype=torch.float64), torch.randn(N, D, dtype=torch.float64)
     active = torch.tensor([0, 2])
     plain = torch.randn(2, D, dtype=torch.float64)
-    shift = algorithm.task(state, active).shift
+    shift = algorithm.instructions(state, active).shift
     for update, g in (("sum", 3 * (plain + shift)), ("mean", plain + shift)):
         fresh = copy.deepcopy(state)
         algorithm.aggregate(fresh, active, g, step(2, update=update))

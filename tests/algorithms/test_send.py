@@ -31,8 +31,8 @@ class LastGradient(mf.Algorithm):
     def init(self, w, num_clients):
         return Kept(w, torch.zeros_like(w))
 
-    def task(self, state, active):
-        return mf.Task(shift=0.1 * state.last, mu=0.3, send=("last_gradient",))
+    def instructions(self, state, active):
+        return mf.Instructions(shift=0.1 * state.last, mu=0.3, send=("last_gradient",))
 
     def aggregate(self, state, active, g, step):
         state.last = step.mean(step.sent["last_gradient"])
@@ -76,8 +76,10 @@ def test_stacked_engines_send_what_plain_sends(device, kind):
     local = mf.LocalSGD(epochs=2, batch_size=8, momentum=0.5, clip_norm=0.4, weight_decay=0.1)
     w = torch.nn.utils.parameters_to_vector(model.parameters()).detach().to(device)
     requests = [
-        request_of(clients, local, 3, 5, w, {}, np.arange(4), mf.Task(0.01 * torch.ones(4, len(w)).to(w), 0.1, send=BOTH), 0.05, 0.05),
-        request_of(clients, local, 1, 6, 1.1 * w, {}, np.array([0, 1]), mf.Task(), 0.02, 0.05),
+        request_of(
+            clients, local, 3, 5, w, {}, np.arange(4), mf.Instructions(0.01 * torch.ones(4, len(w)).to(w), 0.1, send=BOTH), 0.05, 0.05
+        ),
+        request_of(clients, local, 1, 6, 1.1 * w, {}, np.array([0, 1]), mf.Instructions(), 0.02, 0.05),
     ]
     loss = as_loss("cross-entropy")
     plain, ours = (engine.train(requests) for engine in (PlainEngine(model, clients, loss), kind(model, clients, loss, lanes=2)))
@@ -115,8 +117,8 @@ def test_native_leaves_it_to_plain(digits):
 )
 def test_wrong_requests_are_refused(quadratic, send, uploads, words):
     class Wrong(mf.FedAvg):
-        def task(self, state, active):
-            return mf.Task(send=send)
+        def instructions(self, state, active):
+            return mf.Instructions(send=send)
 
     Wrong.uploads = uploads
     with pytest.raises(mf.UsageError, match=words):
@@ -130,8 +132,8 @@ def test_the_names_stay_the_same(quadratic):
         def aggregate(self, state, active, g, step):
             state.w = state.w - 10.0
 
-        def task(self, state, active):
-            return mf.Task(send=("last_gradient",) if float(state.w[0]) < -1 else ())
+        def instructions(self, state, active):
+            return mf.Instructions(send=("last_gradient",) if float(state.w[0]) < -1 else ())
 
     with pytest.raises(mf.UsageError, match="the same in every round"):
         mf.simulate(**quadratic, algorithm=Changing(), rounds=3)

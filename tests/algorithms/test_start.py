@@ -26,8 +26,8 @@ class HalfwayBack(mf.Algorithm):
     def init(self, w, num_clients):
         return Offsets(w, ClientMemory(w, num_clients))
 
-    def task(self, state, active):
-        return mf.Task(mu=0.2, start=state.w + state.x[active] / 2)
+    def instructions(self, state, active):
+        return mf.Instructions(mu=0.2, start=state.w + state.x[active] / 2)
 
     def aggregate(self, state, active, g, step):
         state.x[active] = state.x[active] / 2 - step.change(g)
@@ -96,8 +96,8 @@ def test_buffers_are_averaged_over_all_clients(quadratic):
 )
 def test_wrong_starts_are_refused(quadratic, start, words):
     class Wrong(HalfwayBack):
-        def task(self, state, active):
-            return mf.Task(start=start(state, active))
+        def instructions(self, state, active):
+            return mf.Instructions(start=start(state, active))
 
     with pytest.raises(mf.UsageError, match=words):
         mf.simulate(**quadratic, algorithm=Wrong(), availability=mf.availability.Explicit(np.eye(6, dtype=bool)), rounds=2)

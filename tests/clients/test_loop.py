@@ -45,8 +45,8 @@ def sending_loop(work):
 class Curvature(mf.Algorithm):
     uploads = 2
 
-    def task(self, state, active):
-        return mf.Task(send=("curvature",))
+    def instructions(self, state, active):
+        return mf.Instructions(send=("curvature",))
 
     def aggregate(self, state, active, g, step):
         state.w = state.w - step.eta * step.mean(g) / (1 + step.mean(step.sent["curvature"]))

@@ -94,10 +94,10 @@ def requests_of(model, clients, local=None, terms=True):
     w = flatten(model).to(clients.device)
     buffers = {name: value.to(clients.device) for name, value in model.named_buffers()}
     shift = 0.01 * torch.randn(4, w.numel(), dtype=w.dtype).to(clients.device)
-    task = mf.Task(shift, 0.1) if terms else mf.Task()
+    task = mf.Instructions(shift, 0.1) if terms else mf.Instructions()
     return [
         request_of(clients, local, 3, 5, w, buffers, np.arange(4), task, 0.05, 0.05),
-        request_of(clients, local, 1, 6, 1.1 * w, buffers, np.array([0, 1]), mf.Task(), 0.02, 0.05),
+        request_of(clients, local, 1, 6, 1.1 * w, buffers, np.array([0, 1]), mf.Instructions(), 0.02, 0.05),
     ]
 
 

@@ -69,7 +69,7 @@ def request(model, clients, task=None, **options):
     w, buffers = torch.cat([p.detach().reshape(-1) for p in model.parameters()]), dict(model.named_buffers())
     local = mf.LocalSGD(epochs=2, batch_size=8, **options)
     active = np.arange(len(clients))
-    return request_of(clients, local, 3, 1, w, buffers, active, task or mf.Task(), 0.1, 0.1)
+    return request_of(clients, local, 3, 1, w, buffers, active, task or mf.Instructions(), 0.1, 0.1)
 
 
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=60), st.integers(1, 9))
@@ -91,7 +91,7 @@ def test_clients_stay_where_their_samples_are_if_the_groups_are_even():
 def test_rows_equal_plain_to_the_bit(name):
     model, clients = problem(MODELS[name]())
     loss, shift = mf.losses.cross_entropy, torch.randn(len(SIZES), sum(p.numel() for p in model.parameters()), dtype=torch.float64)
-    asked = request(model, clients, mf.Task(shift, 0.2, send=("last_gradient",)), momentum=0.5)
+    asked = request(model, clients, mf.Instructions(shift, 0.2, send=("last_gradient",)), momentum=0.5)
     ours, [plain] = ray_engine(model, clients, loss), PlainEngine(model, clients, loss).train([asked])
     for _ in range(2):  # the second time, the workers have the samples
         [found] = ours.train([asked])
@@ -141,7 +141,7 @@ def test_samples_with_several_inputs(name):
 def test_own_starts_and_several_runs():
     model, clients = problem(MODELS["mlp"]())
     loss, asked = mf.losses.cross_entropy, request(model, clients)
-    starts = replace(asked, task=mf.Task(start=asked.w + torch.randn(len(SIZES), len(asked.w), dtype=torch.float64)))
+    starts = replace(asked, instructions=mf.Instructions(start=asked.w + torch.randn(len(SIZES), len(asked.w), dtype=torch.float64)))
     runs = [starts, replace(asked, seed=5, active=np.array([1, 2]), share=asked.share[:2])]
     for found, plain in zip(
         *(train_clients(e, runs) for e in (ray_engine(model, clients, loss), PlainEngine(model, clients, loss))), strict=True

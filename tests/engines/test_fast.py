@@ -107,7 +107,9 @@ def test_any_loss_that_is_a_mean_over_samples(name):
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2 if name == "smooth" else 1)).double()
     clients = Clients(data, [np.arange(20), np.arange(20, 50)], torch.device("cpu"), torch.float64)
     loss = (lambda o, t: F.cross_entropy(o, t, label_smoothing=0.1)) if name == "smooth" else as_loss(name)
-    request = request_of(clients, mf.LocalSGD(epochs=2, batch_size=8), 0, 0, flatten(model), {}, np.array([0, 1]), mf.Task(), 0.1, 0.1)
+    request = request_of(
+        clients, mf.LocalSGD(epochs=2, batch_size=8), 0, 0, flatten(model), {}, np.array([0, 1]), mf.Instructions(), 0.1, 0.1
+    )
     assert_same(BatchedEngine(model, clients, loss).train([request]), PlainEngine(model, clients, loss).train([request]))
 
 
@@ -132,7 +134,7 @@ class TestDropout:
         loss = as_loss("cross-entropy")
         first = kind(model, clients, loss, lanes=2).train(requests)
         assert_same(kind(model, clients, loss, lanes=5).train(requests[::-1])[::-1], first, rtol=1e-12)
-        other = request_of(clients, requests[0].local, 4, 5, requests[0].w, {}, requests[0].active, mf.Task(), 0.05, 0.05)
+        other = request_of(clients, requests[0].local, 4, 5, requests[0].w, {}, requests[0].active, mf.Instructions(), 0.05, 0.05)
         assert not torch.allclose(kind(model, clients, loss, lanes=2).train([other])[0].g, first[0].g)
 
     def test_masks_are_unbiased_and_uncorrelated(self):

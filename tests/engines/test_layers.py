@@ -317,8 +317,10 @@ class TestBuffers:
         [request, _] = requests_of(model, clients)
         for engine in (PlainEngine(model, clients, LOSS), kind(model, clients, LOSS, lanes=2)):
             with pytest.raises(ValueError, match="more than 1 value per channel"):
-                engine.train([dataclasses.replace(request, active=np.array([0, 3]), task=mf.Task())])
-        without = dataclasses.replace(request, active=np.array([0]), task=mf.Task(), local=mf.LocalSGD(steps=3, batch_size=8))
+                engine.train([dataclasses.replace(request, active=np.array([0, 3]), instructions=mf.Instructions())])
+        without = dataclasses.replace(
+            request, active=np.array([0]), instructions=mf.Instructions(), local=mf.LocalSGD(steps=3, batch_size=8)
+        )
         kind(model, clients, LOSS, lanes=2).train([without])
 
 

@@ -65,7 +65,7 @@ def test_loops_equal_plain(loop, compiles, monkeypatch):
     torch.manual_seed(0)
     model, clients = problem(Images(), dtype=torch.float32)
     w, loss = Workspace(model, clients.device).w, nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 10))
-    requests = [request_of(clients, mf.Local(loop=loop, epochs=2, batch_size=8), 2, 3, w, {}, np.arange(4), mf.Task(), 0.1, 0.1)]
+    requests = [request_of(clients, mf.Local(loop=loop, epochs=2, batch_size=8), 2, 3, w, {}, np.arange(4), mf.Instructions(), 0.1, 0.1)]
     engine = WorkersEngine(model, clients, loss, workers=2)
     assert isinstance(engine.plain.work.module, WithLayers) == compiles
     assert_same(engine.train(requests), PlainEngine(model, clients, loss).train(requests), rtol=1e-4)
@@ -93,6 +93,6 @@ def test_models_that_compiled_layers_must_not_break(make):
     torch.manual_seed(0)
     model, clients = problem(make(), dtype=torch.float32)
     w, loss = Workspace(model, clients.device).w, nn.CrossEntropyLoss()
-    requests = [request_of(clients, mf.LocalSGD(epochs=2, batch_size=8), 2, 3, w, {}, np.arange(4), mf.Task(), 0.1, 0.1)]
+    requests = [request_of(clients, mf.LocalSGD(epochs=2, batch_size=8), 2, 3, w, {}, np.arange(4), mf.Instructions(), 0.1, 0.1)]
     engine = WorkersEngine(model, clients, loss, workers=2)
     assert_same(engine.train(requests), PlainEngine(model, clients, loss).train(requests), rtol=1e-4)

@@ -32,7 +32,7 @@ class Closed:
     def __init__(self, pace):
         self.pace = pace
 
-    init, task, aggregate = mf.FedAvg.init, mf.FedAvg.task, mf.FedAvg.aggregate
+    init, instructions, aggregate = mf.FedAvg.init, mf.FedAvg.instructions, mf.FedAvg.aggregate
 
 
 def test_a_number_of_seeds_is_the_first_ones():
@@ -84,8 +84,8 @@ def test_a_class_defined_again_replaces_the_first():
         ({"seeds": []}, "at least one algorithm and one seed"),
         ({"algorithms": []}, "at least one algorithm and one seed"),
         ({"algorithms": 3}, "algorithms must be a list such as"),
-        ({"algorithms": ["fedavg", 3]}, "algorithm must be a name or an object with init, task and aggregate, got 3"),
-        ({"algorithms": [dict]}, "algorithm must be a name or an object with init, task and aggregate"),
+        ({"algorithms": ["fedavg", 3]}, "algorithm must be a name or an object with init, instructions and aggregate, got 3"),
+        ({"algorithms": [dict]}, "algorithm must be a name or an object with init, instructions and aggregate"),
         ({"algorithms": ["mimik"]}, "did you mean 'mimic'"),
         ({"algorithms": [Closed(0.5)]}, "make Closed a dataclass"),
         ({"algorithms": [Closed]}, "algorithm 'Closed' needs 'pace'"),

@@ -205,8 +205,8 @@ def test_in_process_clients_without_ids_keep_their_rows_after_a_restart(tmp_path
 class Pulled(mf.FedAvg):
     """FedAvg with the same shift in every coordinate."""
 
-    def task(self, state, active):
-        return mf.Task(shift=0.25)
+    def instructions(self, state, active):
+        return mf.Instructions(shift=0.25)
 
 
 def test_one_number_as_shift_reaches_the_clients():

@@ -44,7 +44,7 @@ def test_local_sgd_and_local_update(quadratic):
     clients = Clients(data, split, torch.device("cpu"), torch.float64)
     engine = PlainEngine(quadratic["model"], clients, mse)
     w = torch.zeros(5, dtype=torch.float64)
-    [updates] = engine.train([request_of(clients, local, 0, 0, w, {}, np.array([2]), mf.Task(), ETA, ETA)])
+    [updates] = engine.train([request_of(clients, local, 0, 0, w, {}, np.array([2]), mf.Instructions(), ETA, ETA)])
     w, total = np.zeros(5), np.zeros(5)
     for _ in range(4):
         g = gradient(data, split[2], w)

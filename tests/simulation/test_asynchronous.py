@@ -280,7 +280,7 @@ def test_clients_of_one_run_train_together_whatever_their_start(monkeypatch, kin
     first, other = requests_of(model, clients)
     w, rates = first.w, [0.05, 0.03, 0.04, 0.05]
     starts = [Start(w * (1 + 0.1 * k), first.buffers, eta_L) for k, eta_L in enumerate(rates)]
-    stale = replace(first, starts=starts, task=replace(first.task, start=torch.stack([s.w for s in starts])))
+    stale = replace(first, starts=starts, instructions=replace(first.instructions, start=torch.stack([s.w for s in starts])))
     engine, plain = (make(model, clients, as_loss("cross-entropy")) for make in (kind, PlainEngine))
     calls = []
     monkeypatch.setattr(engine, "_build_and_run", lambda jobs, run=engine._build_and_run: calls.append(len(jobs)) or run(jobs))

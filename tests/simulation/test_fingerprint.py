@@ -90,7 +90,7 @@ def test_every_difference_is_found_and_named(digits, tmp_path, change):
 
 def test_a_call_that_failed_at_once_may_be_corrected(digits, tmp_path):
     class Broken(mf.FedAvg):
-        def task(self, state, active):
+        def instructions(self, state, active):
             raise KeyError("a slip")
 
     with pytest.raises(KeyError):

@@ -144,39 +144,50 @@ def test_weight_decay_is_named_where_it_may_be_the_cause(digits):
 
 @dataclasses.dataclass(frozen=True)
 class Shifted(mf.FedAvg):
-    """FedAvg whose clients get whatever task `made` makes of the model and the active clients."""
+    """FedAvg whose clients get whatever instructions `made` makes of the model and the active clients."""
 
     made: object = None
 
-    def task(self, state, active):
+    def instructions(self, state, active):
         return self.made(state.w, active)
 
 
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda w, active: None, "must return a mimicfl.Task, got NoneType"),
-        (lambda w, active: mf.Task(torch.zeros(3)), r"one row per active client, or \(2410,\) for all.* shape \(3,\)"),
+        (lambda w, active: None, "must return mimicfl.Instructions, got NoneType"),
+        (lambda w, active: mf.Instructions(torch.zeros(3)), r"one row per active client, or \(2410,\) for all.* shape \(3,\)"),
         (
-            lambda w, active: mf.Task(torch.zeros(30, len(w))),
+            lambda w, active: mf.Instructions(torch.zeros(30, len(w))),
             r"shape \(30, 2410\); select the rows of `active`",
         ),
-        (lambda w, active: mf.Task(torch.zeros(len(active), len(w)).double()), "torch.float64"),
-        (lambda w, active: mf.Task(mu=torch.ones(3)), "mu must be a number"),
-        (lambda w, active: mf.Task(mu=-1), "mu must be at least 0"),
-        (lambda w, active: mf.Task("much"), "shift must be a number"),
+        (lambda w, active: mf.Instructions(torch.zeros(len(active), len(w)).double()), "torch.float64"),
+        (lambda w, active: mf.Instructions(mu=torch.ones(3)), "mu must be a number"),
+        (lambda w, active: mf.Instructions(mu=-1), "mu must be at least 0"),
+        (lambda w, active: mf.Instructions("much"), "shift must be a number"),
     ],
 )
-def test_custom_tasks_are_checked(digits, made, words):
+def test_custom_instructions_are_checked(digits, made, words):
     with pytest.raises(mf.UsageError, match=words):
         mf.simulate(**digits, algorithm=Shifted(made=made), rounds=1, availability="time-varying:0.1")
+
+
+def test_the_former_names_are_refused():
+    with pytest.raises(mf.UsageError, match="now called instructions"):
+        type("Former", (mf.FedAvg,), {"task": lambda self, state, active: None})
+    with pytest.raises(AttributeError, match="now called Instructions"):
+        _ = mf.Task
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["plain", "batched", "workers"])
 def test_a_shift_for_all_clients_equals_one_row_per_client(digits, engine):
     common = 0.01 * torch.randn(2410)
-    ways = (lambda w, active: mf.Task(common), lambda w, active: mf.Task(common.repeat(len(active), 1)), lambda w, active: mf.Task(0))
+    ways = (
+        lambda w, active: mf.Instructions(common),
+        lambda w, active: mf.Instructions(common.repeat(len(active), 1)),
+        lambda w, active: mf.Instructions(0),
+    )
     one, each, none = (end_on(engine, **digits, algorithm=Shifted(made=made), rounds=2, availability="time-varying:0.1") for made in ways)
     assert torch.equal(one, each)
     assert not torch.equal(one, none)

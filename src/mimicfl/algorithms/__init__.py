@@ -4,7 +4,7 @@ from . import server_optimizers as server_optimizers
 from .amplified_fedavg import AmplifiedFedAvg
 from .amplified_scaffold import AmplifiedSCAFFOLD
 from .base import ALGORITHMS as ALGORITHMS
-from .base import Algorithm, State, Step, Task, memory, register
+from .base import Algorithm, Instructions, State, Step, memory, register
 from .base import declared as declared
 from .base import is_algorithm as is_algorithm
 from .base import make as make
@@ -44,11 +44,11 @@ __all__ = [
     "FedStale",
     "FedSteer",
     "FedVARP",
+    "Instructions",
     "KnownP",
     "MimiC",
     "State",
     "Step",
-    "Task",
     "memory",
     "register",
     "server_optimizers",

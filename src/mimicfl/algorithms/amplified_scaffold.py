@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .amplified_fedavg import Amplified, AmplifiedState, amplify, no_periods
-from .base import Algorithm, Step, Task, memory, register
+from .base import Algorithm, Instructions, Step, memory, register
 from .client_memory import ClientMemory
 
 
@@ -38,8 +38,8 @@ class AmplifiedSCAFFOLD(Amplified, Algorithm[AmplifiedScaffoldState]):
         controls = (torch.zeros_like(w), memory(w, num_clients), memory(w, num_clients))
         return AmplifiedScaffoldState(w, w.clone(), no_periods(), *controls, numbers, numbers.clone())
 
-    def task(self, state: AmplifiedScaffoldState, active: Tensor) -> Task:
-        return Task(shift=state.c - state.c_i[active])
+    def instructions(self, state: AmplifiedScaffoldState, active: Tensor) -> Instructions:
+        return Instructions(shift=state.c - state.c_i[active])
 
     def aggregate(self, state: AmplifiedScaffoldState, active: Tensor, g: Tensor, step: Step) -> None:
         state.w = state.w - step.eta * step.mean(g)

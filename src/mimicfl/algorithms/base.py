@@ -1,4 +1,4 @@
-"""The interface of algorithms: a state of tensors, a task for the active clients, and an aggregation.
+"""The interface of algorithms: a state of tensors, instructions for the active clients, and an aggregation.
 
 The paper's letters are used here: w_t the model [d], g_i client i's update [m, d], S_t the active clients, eta_t the
 global rate, K the local steps. Per-client memory has one row per client, [N, d].
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=State)
 
 
 @dataclass(frozen=True)
-class Task:
+class Instructions:
     """What the server asks of the clients in S_t: local steps from `start` along h = grad f_i(w) + shift + mu (w - start)."""
 
     shift: Tensor | float = 0.0  # [m, d], rows follow `active`, or [d] for all of them
@@ -46,7 +46,7 @@ class Step:
     weights: Tensor  # [m] weights among the active clients, sum 1: 1/|S_t|, or by samples
     share: Tensor  # [m] weights among all N clients: 1/N each, or by samples
     update: str = "sum"  # g_i is the sum of the K local gradients, or their mean
-    sent: Mapping[str, Tensor] = field(default_factory=dict)  # [m, d] each, what the task asked the clients to send besides g
+    sent: Mapping[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Instructions.send` asked for
     forced: bool = False  # all clients were made to participate (warm start): the round says nothing about their availability
     participation_rates: Tensor | None = field(
         default=None, kw_only=True
@@ -67,13 +67,14 @@ class Step:
 
 
 class Algorithm(Generic[S]):
-    """Base class of all algorithms: implement `aggregate`, and `init` or `task` where the defaults do not fit.
+    """Base class of all algorithms: implement `aggregate`, and `init` or `instructions` where the defaults do not fit.
 
     title, color, dashed   how tables and pictures show it; the class name and a free colour if not given
-    uploads, downloads     model-sized vectors that a client sends and receives per round; `uploads` counts g and what `Task.send` asks for
+    uploads, downloads     model-sized vectors that a client sends and receives per round; `uploads` counts g and the names in
+                           `Instructions.send`
     needs_population       it uses the number of clients N, so a deployment must know it. False: clients may join at any time,
                            and everything kept per client must be in `memory`
-    sends_g                False: it uses only what `Task.send` asks for, and clients need not send g
+    sends_g                False: it uses only the vectors in `Instructions.send`, and clients need not send g
     has_direction          it moves the model by w - eta v; False: it sets the model differently, and server optimizers do not apply
     needs_steps            it uses K, the number of local steps, so every client must report it
     mean_suffices          `aggregate` uses g only in `step.mean(g)`, so that machines that train clients may send the mean over their
@@ -83,7 +84,7 @@ class Algorithm(Generic[S]):
     paper_rank             its place in the tables of the MimiC paper, from 1; 0 if it is not there
     authors                for algorithms of the paper: the option with which its authors' script runs it (`preset="authors"`)
 
-    A class without this base class is accepted if it has the three methods.
+    A class without this base class is accepted if it has the three methods `init`, `instructions` and `aggregate`.
     """
 
     title: ClassVar[str] = ""
@@ -102,6 +103,11 @@ class Algorithm(Generic[S]):
     paper_rank: ClassVar[int] = 0
     authors: ClassVar[str] = ""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "task" in vars(cls):  # its name until version 0.2: without an error, the clients would train without the instructions
+            raise UsageError(f"{cls.__name__}.task is now called instructions, and mimicfl.Task mimicfl.Instructions; rename both")
+
     @property
     def has_client_form(self) -> bool:
         """Can every client keep its own part of the state, so that the server needs only a sum?"""
@@ -111,9 +117,9 @@ class Algorithm(Generic[S]):
         """The state before the first round."""
         return State(w)  # type: ignore[return-value]
 
-    def task(self, state: S, active: Tensor) -> Task:
+    def instructions(self, state: S, active: Tensor) -> Instructions:
         """What the clients in S_t are asked to do."""
-        return Task()
+        return Instructions()
 
     def aggregate(self, state: S, active: Tensor, g: Tensor, step: Step) -> None:
         """Update the state in place with the updates g [m, d] of the active clients."""
@@ -123,7 +129,7 @@ class Algorithm(Generic[S]):
 def is_algorithm(thing: object) -> bool:
     own = getattr(thing, "aggregate", None)
     missing = getattr(own, "__func__", own) is Algorithm.aggregate  # inherited from the base class, which has none
-    return all(callable(getattr(thing, name, None)) for name in ("init", "task", "aggregate")) and not missing
+    return all(callable(getattr(thing, name, None)) for name in ("init", "instructions", "aggregate")) and not missing
 
 
 def trait(algorithm: object, name: str) -> Any:
@@ -144,7 +150,7 @@ def paper_algorithms() -> tuple[str, ...]:
 
 
 ALGORITHMS: Registry[Algorithm[Any]] = Registry(
-    "algorithm", ("algorithm",), is_algorithm, "a name or an object with init, task and aggregate"
+    "algorithm", ("algorithm",), is_algorithm, "a name or an object with init, instructions and aggregate"
 )
 register, spell = ALGORITHMS.register, ALGORITHMS.spell
 
@@ -195,27 +201,27 @@ def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
             setattr(state, each.name, found[0].to(now.device))
 
 
-def checked_task(task: Any, w: Tensor, active: int, algorithm: object) -> Task:
-    """The task of an algorithm for so many clients, checked; a vector [d] that holds for all clients becomes one row per client."""
+def checked_instructions(given: Any, w: Tensor, active: int, algorithm: object) -> Instructions:
+    """An algorithm's instructions to so many clients, checked; a vector [d] for all clients becomes one row per client."""
     name = type(algorithm).__name__
-    if not isinstance(task, Task):
-        raise UsageError(f"{name}.task must return a mimicfl.Task, got {type(task).__name__}")
-    mu = number(f"{name}.task: mu", task.mu, low=0)
-    if isinstance(task.shift, Tensor):
-        shift: Tensor | float = _checked_rows(f"{name}.task: shift", task.shift, w, active)
+    if not isinstance(given, Instructions):
+        raise UsageError(f"{name}.instructions must return mimicfl.Instructions, got {type(given).__name__}")
+    mu = number(f"{name}.instructions: mu", given.mu, low=0)
+    if isinstance(given.shift, Tensor):
+        shift: Tensor | float = _checked_rows(f"{name}.instructions: shift", given.shift, w, active)
     else:
-        shift = number(f"{name}.task: shift", task.shift)
-    if task.start is not None and not isinstance(task.start, Tensor):
-        raise UsageError(f"{name}.task: start must be a tensor or None, got {_kind(task.start)}")
-    start = None if task.start is None else _checked_rows(f"{name}.task: start", task.start, w, active)
-    return Task(shift, mu, start, _checked_send(task.send, algorithm))
+        shift = number(f"{name}.instructions: shift", given.shift)
+    if given.start is not None and not isinstance(given.start, Tensor):
+        raise UsageError(f"{name}.instructions: start must be a tensor or None, got {_kind(given.start)}")
+    start = None if given.start is None else _checked_rows(f"{name}.instructions: start", given.start, w, active)
+    return Instructions(shift, mu, start, _checked_send(given.send, algorithm))
 
 
 def _checked_send(send: Any, algorithm: object) -> tuple[str, ...]:
-    """The names of the vectors that a task asks for. They are counted in bytes and uploads, so the algorithm must declare them."""
+    """The names of the vectors that clients send besides g. They are counted in bytes and uploads, so the algorithm must declare them."""
     name = type(algorithm).__name__
     if not isinstance(send, (tuple, list)) or not all(isinstance(each, str) for each in send) or len(set(send)) < len(send):
-        raise UsageError(f"{name}.task: send must be a tuple of different names, as in send=('last_gradient',), got {shown(send)}")
+        raise UsageError(f"{name}.instructions: send must be a tuple of different names, as in send=('last_gradient',), got {shown(send)}")
     vectors = [*["g"] * bool(trait(algorithm, "sends_g")), *send]
     if send and trait(algorithm, "uploads") < len(vectors):
         what = f"clients send {' and '.join(vectors)}"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import number, one_of
-from .base import Algorithm, State, Step, Task, memory, register
+from .base import Algorithm, Instructions, State, Step, memory, register
 from .client_memory import ClientMemory
 from .numbers import on_device, on_host
 
@@ -42,8 +42,8 @@ class FedAWE(Algorithm[FedAweState]):
         last = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")  # of no use on a GPU
         return FedAweState(w, memory(w, num_clients), w.clone(), last, torch.zeros(w.shape, dtype=torch.float64, device=w.device))
 
-    def task(self, state: FedAweState, active: Tensor) -> Task:
-        return Task(start=state.first + state.x[active])
+    def instructions(self, state: FedAweState, active: Tensor) -> Instructions:
+        return Instructions(start=state.first + state.x[active])
 
     def aggregate(self, state: FedAweState, active: Tensor, g: Tensor, step: Step) -> None:
         clients, last = on_host(active), state.last.numpy()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import number
-from .base import State, Task, register
+from .base import Instructions, State, register
 from .fedavg import FedAvg
 
 
@@ -24,5 +24,5 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         number("mu", self.mu, low=0)
 
-    def task(self, state: State, active: Tensor) -> Task:
-        return Task(mu=self.mu)
+    def instructions(self, state: State, active: Tensor) -> Instructions:
+        return Instructions(mu=self.mu)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import number, one_of
-from .base import Step, Task, register
+from .base import Instructions, Step, register
 from .fedgain import FedGain, GainState
 
 
@@ -49,13 +49,13 @@ class FedSteer(FedGain):
     def init(self, w: Tensor, num_clients: int) -> SteerState:
         return SteerState(**vars(super().init(w, num_clients)), K=torch.zeros((), dtype=torch.float64, device=w.device))
 
-    def task(self, state: SteerState, active: Tensor) -> Task:  # type: ignore[override]
+    def instructions(self, state: SteerState, active: Tensor) -> Instructions:  # type: ignore[override]
         guess = state.k[active, None] * state.v - state.c[active].double()  # the estimate of each client's gradient
         a = self.horizon / (self.horizon + state.K) if self.horizon else 1.0
-        return Task(shift=(a * (state.v - guess)).to(state.w.dtype))
+        return Instructions(shift=(a * (state.v - guess)).to(state.w.dtype))
 
     def aggregate(self, state: SteerState, active: Tensor, g: Tensor, step: Step) -> None:  # type: ignore[override]
-        plain = step.per_step(g) - self.task(state, active).shift  # the mean gradient along each client's path
+        plain = step.per_step(g) - self.instructions(state, active).shift  # the mean gradient along each client's path
         state.K = step.weights.double() @ step.K.double()
         steps: Any = 1.0 if step.update == "mean" else state.K  # stays on the device
         super().aggregate(state, active, plain, replace(step, eta=step.eta * steps))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .base import Algorithm, State, Step, Task, memory, register
+from .base import Algorithm, Instructions, State, Step, memory, register
 from .client_memory import ClientMemory
 
 
@@ -30,8 +30,8 @@ class FOCUS(Algorithm[FocusState]):
     def init(self, w: Tensor, num_clients: int) -> FocusState:
         return FocusState(w, memory(w, num_clients), w * 0)
 
-    def task(self, state: FocusState, active: Tensor) -> Task:
-        return Task(shift=-state.m[active], send=("last_gradient",))
+    def instructions(self, state: FocusState, active: Tensor) -> Instructions:
+        return Instructions(shift=-state.m[active], send=("last_gradient",))
 
     def aggregate(self, state: FocusState, active: Tensor, g: Tensor, step: Step) -> None:
         new = step.sent["last_gradient"]

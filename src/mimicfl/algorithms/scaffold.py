@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import integer
-from .base import Algorithm, State, Step, Task, memory, register
+from .base import Algorithm, Instructions, State, Step, memory, register
 from .client_memory import ClientMemory
 
 
@@ -37,8 +37,8 @@ class SCAFFOLD(Algorithm[ScaffoldState]):
     def init(self, w: Tensor, num_clients: int) -> ScaffoldState:
         return ScaffoldState(w, torch.zeros_like(w), memory(w, num_clients))
 
-    def task(self, state: ScaffoldState, active: Tensor) -> Task:
-        return Task(shift=state.c - state.c_i[active])
+    def instructions(self, state: ScaffoldState, active: Tensor) -> Instructions:
+        return Instructions(shift=state.c - state.c_i[active])
 
     def aggregate(self, state: ScaffoldState, active: Tensor, g: Tensor, step: Step) -> None:
         state.w = state.w - step.eta * step.mean(g)

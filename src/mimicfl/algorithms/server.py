@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import UsageError
 from .averaging import RunningMean
-from .base import Algorithm, Step, checked_task, declared, pack, trait, unpack
+from .base import Algorithm, Step, checked_instructions, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
 from .finite import check_model, check_updates, good_clients
 from .numbers import on_device
@@ -57,7 +57,7 @@ class Server:
         if optimizer is not None and not trait(algorithm, "has_direction"):
             raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
-        self.send: tuple[str, ...] | None = None  # the names that the first task asked for
+        self.send: tuple[str, ...] | None = None  # the names that the first round asked for
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # of so many clients that all count equally
         self._built_in = type(algorithm).__module__.startswith(f"{__package__}.")
         self._equal = self._weights_may_be_kept(share)
@@ -80,14 +80,16 @@ class Server:
     def request(self, t: int, active: np.ndarray, rows: Tensor | None = None) -> Request:
         """The request to the clients `active` in round t; `rows` are their numbers on the device, if they are there already."""
         rows = on_device(active, self.w.device) if rows is None else rows
-        with _named(self.algorithm, "task", t):
-            task = checked_task(self.algorithm.task(self.state, rows), self.w, len(active), self.algorithm)
-        self.send = task.send if self.send is None else self.send
-        if task.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
-            raise UsageError(f"{type(self.algorithm).__name__}.task: send must be the same in every round, got {self.send} and {task.send}")
+        with _named(self.algorithm, "instructions", t):
+            given = checked_instructions(self.algorithm.instructions(self.state, rows), self.w, len(active), self.algorithm)
+        self.send = given.send if self.send is None else self.send
+        if given.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
+            raise UsageError(
+                f"{type(self.algorithm).__name__}.instructions: send must be the same in every round, got {self.send} and {given.send}"
+            )
         eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
-        enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not task.send
-        return Request(t, active, self._share(rows), self.w, self.buffers, task, eta_L, eta, mean_suffices=enough, rows=rows)
+        enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not given.send
+        return Request(t, active, self._share(rows), self.w, self.buffers, given, eta_L, eta, mean_suffices=enough, rows=rows)
 
     def _weights_may_be_kept(self, share: Tensor) -> bool:
         """Do all clients count equally? A custom algorithm gets new tensors in every round, since it may change them in place."""

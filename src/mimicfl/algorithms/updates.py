@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .base import Task
+from .base import Instructions
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Request:
     share: Tensor  # [m] their weights among all N clients
     w: Tensor  # [d] the global model w_t
     buffers: dict[str, Tensor]
-    task: Task
+    instructions: Instructions
     eta_L: float
     eta: float  # eta_t, which only the server uses
     staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
@@ -49,7 +49,7 @@ class ClientUpdates:
     K: Tensor  # [m] local steps taken
     loss: Tensor  # [m] mean training loss of the local steps
     buffers: dict[str, Tensor] = field(default_factory=dict)  # [m, ...]
-    sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Task.send` asked for
+    sent: dict[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Instructions.send` asked for
     finite: bool = False  # g is known to be finite, and need not be checked
     group: Tensor | None = None  # [m] the row of g that holds the mean over a client's group; None: g has a row per client
 

@@ -1,7 +1,7 @@
 """Custom local loops: one function replaces a client's local steps, `mf.Local(loop=function)`.
 
 The function gets a `ClientWork` and changes `work.model` in place. It returns the mean training loss, or a dict with "loss" and
-the vectors [d] that the algorithm's task asks for by name.
+the vectors [d] that the algorithm's instructions ask for by name.
 """
 
 import math

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..algorithms import Task
+from ..algorithms import Instructions
 from ..clients.local_sgd import LocalSGD
 from ..clients.losses import Loss, as_loss
 from ..clients.models import build
@@ -90,7 +90,7 @@ def bench(
         for m in cohorts:
             active, w = np.arange(integer("cohort", m)), flatten(net).to(where)
             share = torch.full((m,), 1 / m, device=where)
-            request = TrainRequest(0, active, share, w, {}, Task(), RATE, RATE, clients, local, seed=0)
+            request = TrainRequest(0, active, share, w, {}, Instructions(), RATE, RATE, clients, local, seed=0)
             engines, new = _engines(net, clients, loss, precision, m, only.split(",") if only else [])
             timings += _compare(engines, request, integer("repeats", repeats), precision)
             notes += [note for note in new if note not in notes]

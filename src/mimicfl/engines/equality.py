@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms import Task
+from ..algorithms import Instructions
 from ..clients.local_sgd import LocalSGD
 from ..data.clients import Clients, Holdout
 from ..data.samples import Samples, forward, rows
@@ -54,14 +54,14 @@ class Reference:
 
     @cached_property
     def requests(self) -> list[TrainRequest]:
-        """Two requests for a few steps: from the run's parameters with the algorithm's task, and from perturbed parameters without it.
+        """Two requests for a few steps: from the run's parameters with the algorithm's instructions, and from perturbed ones without.
 
         The second one uses the plain gradient because a large shift, or clipping, would hide an error in the gradient.
         """
         request = few_steps(self.run, representative_clients(self.problem), STEPS)
         usual = request.w.square().mean().sqrt().clamp_min(0.05)
         bare = LocalSGD(steps=STEPS, batch_size=self.problem.local.batch_size)
-        return [request, dataclasses.replace(request, w=request.w + 0.1 * usual * self.noise, task=Task(), local=bare)]
+        return [request, dataclasses.replace(request, w=request.w + 0.1 * usual * self.noise, instructions=Instructions(), local=bare)]
 
     @cached_property
     def noise(self) -> Tensor:
@@ -232,9 +232,10 @@ def few_steps(run: TrainingRun, clients: list[int], steps: int) -> TrainRequest:
     parts = [_subset(problem, problem.split[client], batch, steps) for client in clients]
     few = Clients(problem.data, parts, problem.device, problem.work.input_dtype)
     short = dataclasses.replace(local, epochs=None, steps=steps, weight_decay=local.weight_decay - local.l2, lr=0.01)
-    shift = request.task.shift if isinstance(request.task.shift, float) else request.task.shift[:1].expand(len(parts), -1)
-    task = Task(shift, request.task.mu, send=request.task.send)
-    return dataclasses.replace(request, clients=few, local=short, active=np.arange(len(parts)), task=task, eta_L=1e-6, eta=1e-6)
+    given = request.instructions
+    shift = given.shift if isinstance(given.shift, float) else given.shift[:1].expand(len(parts), -1)
+    given = Instructions(shift, given.mu, send=given.send)
+    return dataclasses.replace(request, clients=few, local=short, active=np.arange(len(parts)), instructions=given, eta_L=1e-6, eta=1e-6)
 
 
 def _subset(problem: Problem, part: np.ndarray, batch: int, steps: int) -> np.ndarray:

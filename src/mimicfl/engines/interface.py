@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor, nn
 
-from ..algorithms import Task
+from ..algorithms import Instructions
 from ..algorithms.server import ClientUpdates as ClientUpdates
 from ..algorithms.server import Request, Start
 from ..clients.local_sgd import LocalSGD
@@ -28,27 +28,29 @@ class TrainRequest(Request):
     def of(cls, request: Request, problem: Problem, seed: int) -> "TrainRequest":
         """Add the run's data and settings to a server request.
 
-        Weight decay becomes part of the task: decay w = decay w_0 + decay (w - w_0), where w_0 is the client's start.
+        Weight decay becomes part of the instructions: decay w = decay w_0 + decay (w - w_0), where w_0 is the client's start.
         """
-        start = request.task.start
-        shift, mu = problem.local.decayed(request.w if start is None else start, request.task.shift, request.task.mu)
+        given, start = request.instructions, request.instructions.start
+        shift, mu = problem.local.decayed(request.w if start is None else start, given.shift, given.mu)
         if problem.local.loop is None:
-            check_send(request.task.send)
-        task = Task(shift.expand(len(request.active), -1) if isinstance(shift, Tensor) else shift, mu, start, request.task.send)
-        values = {field.name: getattr(request, field.name) for field in fields(request)} | {"task": task}
+            check_send(given.send)
+        given = Instructions(shift.expand(len(request.active), -1) if isinstance(shift, Tensor) else shift, mu, start, given.send)
+        values = {field.name: getattr(request, field.name) for field in fields(request)} | {"instructions": given}
         return cls(**values, clients=problem.clients, local=problem.local, seed=seed)
 
     def by_start(self) -> "list[TrainRequest]":
         """Requests whose clients all start from `w`: this one, or one per client if each has its own start."""
-        task = self.task
-        if task.start is None:
+        given = self.instructions
+        if given.start is None:
             return [self]
         rows = [slice(row, row + 1) for row in range(len(self.active))]
-        tasks = [Task(task.shift[row] if isinstance(task.shift, Tensor) else task.shift, task.mu, send=task.send) for row in rows]
-        starts = self.starts or [Start(w, self.buffers, self.eta_L) for w in task.start]
+        parts = [
+            Instructions(given.shift[row] if isinstance(given.shift, Tensor) else given.shift, given.mu, send=given.send) for row in rows
+        ]
+        starts = self.starts or [Start(w, self.buffers, self.eta_L) for w in given.start]
         return [
-            replace(self, active=self.active[row], share=self.share[row], task=one, starts=None, mean_suffices=False, **vars(start))
-            for row, one, start in zip(rows, tasks, starts, strict=True)
+            replace(self, active=self.active[row], share=self.share[row], instructions=one, starts=None, mean_suffices=False, **vars(start))
+            for row, one, start in zip(rows, parts, starts, strict=True)
         ]
 
 

@@ -36,7 +36,7 @@ class PlainEngine:
 
     def _train(self, request: TrainRequest) -> ClientUpdates:
         g = torch.empty(len(request.active), request.w.numel(), dtype=request.w.dtype, device=request.w.device)
-        sent = {name: torch.empty_like(g) for name in request.task.send}
+        sent = {name: torch.empty_like(g) for name in request.instructions.send}
         steps, losses, buffers = [], [], []
         for row in range(len(request.active)):
             result = self.train_one(request, row)
@@ -53,11 +53,12 @@ class PlainEngine:
     def train_one(self, request: TrainRequest, row: int) -> LocalResult:
         """Train the client in this row."""
         client = int(request.active[row])
-        shift = request.task.shift[row] if isinstance(request.task.shift, Tensor) else request.task.shift
+        given = request.instructions
+        shift = given.shift[row] if isinstance(given.shift, Tensor) else given.shift
         self.work.load(request.w, request.buffers)
         key = (request.t, client)
         try:
-            settings = (request.local, self.loss, request.seed, key, request.eta_L, shift, request.task.mu, request.task.send)
+            settings = (request.local, self.loss, request.seed, key, request.eta_L, shift, given.mu, given.send)
             return train_client(self.work, request.clients, client, *settings)
         except Exception as error:
             error.add_note(f"(while training client {client} in round {request.t})")

@@ -219,7 +219,7 @@ class Shared:
         self.total = _shared((m,), request.w.dtype)
         self.steps = _shared((m,), torch.long)
         self.buffers = {name: _shared((m, *value.shape), value.dtype) for name, value in request.buffers.items()}
-        self.sent = {name: _shared(self.g.shape, self.g.dtype) for name in request.task.send}
+        self.sent = {name: _shared(self.g.shape, self.g.dtype) for name in request.instructions.send}
 
     def put(self, row: int, result: LocalResult, buffers: dict[str, Tensor]) -> None:
         self.g[row], self.total[row], self.steps[row] = result.g, result.total, result.steps

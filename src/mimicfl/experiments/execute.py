@@ -178,7 +178,7 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
         )  # the largest batch that occurs: lanes are as wide as that
         # Momentum and clipping need a slower program, which runs without them should not use. Not every engine can make clients send more
         # than g, so algorithms that ask for it do not decide the engine of the others.
-        local, sent = run.problem.local, run.example_request().task.send
+        local, sent = run.problem.local, run.example_request().instructions.send
         key = (run.fingerprint.program, batch, local.program, sent, str(run.problem.device), engines[name])
         alike.setdefault(key, []).append(name)
     found = []

@@ -32,7 +32,7 @@ class Update:
     loss: float | None = None
     buffers: dict[str, Tensor] = field(default_factory=dict)
     norm: float = 0.0  # |g|
-    sent: dict[str, Tensor] = field(default_factory=dict)  # [d] each, what the algorithm's task asks for besides g
+    sent: dict[str, Tensor] = field(default_factory=dict)  # [d] each, what the algorithm's instructions ask for besides g
     ticket: str = ""  # of the request that it answers
 
 

@@ -16,7 +16,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import FitIns, Parameters, bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
-from ..algorithms import Task
+from ..algorithms import Instructions
 from ..algorithms.server import ClientUpdates, Request
 from ..errors import UsageError, number
 from .client_form import ClientForm
@@ -90,7 +90,7 @@ class SecureForm(ClientForm):
         current.eta = s.global_rate(current.t, len(counted), request.eta_L)
         v = v.to(self.w.dtype)
         one = torch.ones(1, dtype=v.dtype)  # the mean is applied like the update of a single client
-        step = Request(current.t, np.zeros(1, dtype=np.int64), one, self.w, self.buffers, Task(), request.eta_L, current.eta)
+        step = Request(current.t, np.zeros(1, dtype=np.int64), one, self.w, self.buffers, Instructions(), request.eta_L, current.eta)
         self.server.apply(step, ClientUpdates(v[None], one, torch.zeros(1)))
         self.acknowledge(current.t, counted, v)
         return self.arrays(), None

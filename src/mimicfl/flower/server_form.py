@@ -13,7 +13,7 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
 from ..algorithms import declared, trait
-from ..algorithms.base import Step, Task
+from ..algorithms.base import Instructions, Step
 from ..algorithms.client_memory import ClientMemory
 from ..algorithms.server import ClientUpdates, Request, Server
 from ..errors import Diverged, UsageError
@@ -150,17 +150,17 @@ class ServerForm:
         A record "start" is sent in place of the global model.
         """
         rows = np.array([self.row(client) for client in clients], dtype=np.int64)
-        task = self.server.request(t, rows).task
-        extra: dict[str, Any] = {"proximal-mu": float(task.mu)} if task.mu else {}
-        extra |= {"send": list(task.send)} if task.send else {}
+        given = self.server.request(t, rows).instructions
+        extra: dict[str, Any] = {"proximal-mu": float(given.mu)} if given.mu else {}
+        extra |= {"send": list(given.send)} if given.send else {}
         settings = config_record(extra | ({} if self.needs_g else {"send-update": False}))
         records: list[dict[str, ArrayRecord]] = [{} for _ in clients]
         for k, record in enumerate(records):
-            if isinstance(task.shift, Tensor) or task.shift:
-                shift = task.shift[k] if isinstance(task.shift, Tensor) else torch.full_like(self.w, task.shift)
+            if isinstance(given.shift, Tensor) or given.shift:
+                shift = given.shift[k] if isinstance(given.shift, Tensor) else torch.full_like(self.w, given.shift)
                 record["shift"] = vector("shift", shift)
-            if task.start is not None:
-                record["start"] = self.layout.write(task.start[k], self.buffers)
+            if given.start is not None:
+                record["start"] = self.layout.write(given.start[k], self.buffers)
         return {client: (record, settings) for client, record in zip(clients, records, strict=True)}
 
     @property
@@ -170,7 +170,7 @@ class ServerForm:
 
     @property
     def needs_g(self) -> bool:
-        """Whether clients must send g, and not only the vectors that the task asks for."""
+        """Whether clients must send g, and not only the vectors that the instructions ask for."""
         return bool(trait(self.algorithm, "sends_g"))
 
     def check_reply(self, client: str, content: RecordDict) -> dict[str, str]:
@@ -191,7 +191,7 @@ class ServerForm:
         buffers = {name: torch.stack([u.buffers[name] for u in given]) for name in self.buffers}
         sent = {name: torch.stack([u.sent[name] for u in given]) for name in self.send}
         received = ClientUpdates(g, K, torch.zeros(len(given)), buffers, sent, finite=True)
-        request = Request(t, rows, self._shares(clients, given).to(g.dtype), self.w, self.buffers, Task(), eta_L, eta)
+        request = Request(t, rows, self._shares(clients, given).to(g.dtype), self.w, self.buffers, Instructions(), eta_L, eta)
         try:
             return self.server.apply(request, received)
         except Diverged:

@@ -38,7 +38,7 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
         while live := [run for run in runs if run not in ends]:
             engine = next_engine(engine, live)
             torch.set_num_threads(runs[0].threads or usual)
-            requests = requests_of(fitting(live, engine.room))  # w_t and the task for S_t
+            requests = requests_of(fitting(live, engine.room))  # w_t and the instructions for S_t
             updates = train_active(engine, requests)  # LocalTrain(w_t) on every active client
             apply_updates(requests, updates, ends)  # v_t, c_i and w_{t+1}
             losses = mean_losses(updates)

@@ -31,7 +31,7 @@ class Versions:
 
     def applied_to(self, request: Request, versions: np.ndarray) -> Request:
         """The request with what its clients started from: model, buffers and learning rate of their versions."""
-        if request.task.start is not None or isinstance(request.task.shift, Tensor):
+        if request.instructions.start is not None or isinstance(request.instructions.shift, Tensor):
             name = type(self.server.algorithm).__name__
             raise UsageError(f"{name} cannot train asynchronously: what a client computes depends on the server's state when it starts")
         stale = request.t - versions
@@ -39,8 +39,8 @@ class Versions:
             return dataclasses.replace(request, staleness=stale)
         # Every server step has as many arrivals, so a version's learning rate is that of its server step.
         starts = [Start(*self.held[v], self.server.local_lr(v, len(versions))) for v in versions.tolist()]
-        task = dataclasses.replace(request.task, start=torch.stack([start.w for start in starts]))
-        return dataclasses.replace(request, task=task, staleness=stale, starts=starts)
+        given = dataclasses.replace(request.instructions, start=torch.stack([start.w for start in starts]))
+        return dataclasses.replace(request, instructions=given, staleness=stale, starts=starts)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold."""

@@ -91,7 +91,7 @@ def test_gradients_that_are_sent_equal_plain(device, batch):
     model = MODELS["mlp"]().to(device)
     local = mf.LocalSGD(epochs=2, batch_size=batch, weight_decay=0.1)
     first, second = requests_of(model, clients, local)
-    asked = [replace(first, task=replace(first.task, send=("last_gradient", "first_gradient"))), second]
+    asked = [replace(first, instructions=replace(first.instructions, send=("last_gradient", "first_gradient"))), second]
     ours = NativeGpuEngine(model, clients, as_loss("cross-entropy")).train(asked)
     plain = PlainEngine(model, clients, as_loss("cross-entropy")).train(asked)
     assert ours[1].sent == {}

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mimicfl as mf
-from mimicfl.algorithms import Task
+from mimicfl.algorithms import Instructions
 from mimicfl.clients.losses import criterion_of
 from mimicfl.clients.params import Terms, Workspace
 from mimicfl.data.clients import Clients
@@ -135,7 +135,7 @@ def test_language_models_equal_plain(tied, ignored, local):
     clients = Clients(data, np.split(np.arange(22), [9, 15]), torch.device("cpu"), torch.float32)
     net, loss = Language(tied), criterion_of(data, None, None)
     space = Workspace(net, torch.device("cpu"))
-    task = Task(0.01 * torch.randn(3, space.w.numel()), 0.1)
+    task = Instructions(0.01 * torch.randn(3, space.w.numel()), 0.1)
     requests = [request_of(clients, local, 2, 3, space.w.clone(), space.buffers(), np.arange(3), task, 0.05, 0.05)]
     ours = WorkersEngine(net, clients, loss, workers=2)
     assert isinstance(ours.plain.work, CompiledWorkspace)

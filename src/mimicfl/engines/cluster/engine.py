@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...algorithms import Task
+from ...algorithms import Instructions
 from ...data.clients import Holdout
 from ...errors import UsageError
 from ...settings import engine_parts
@@ -94,10 +94,13 @@ class RayEngine:
         """Compare a few steps of one client per group with the local engine: the workers may have other hardware or versions."""
         request, problem = run.example_request(), run.problem
         active = np.arange(min(self.groups, len(problem.split)))
-        shift = request.task.shift[:1].expand(len(active), -1) if isinstance(request.task.shift, Tensor) else request.task.shift
+        given = request.instructions
+        shift = given.shift[:1].expand(len(active), -1) if isinstance(given.shift, Tensor) else given.shift
         short = replace(problem.local, epochs=None, steps=CHECKED_STEPS)
-        task, share = Task(shift, request.task.mu, send=request.task.send), problem.share[torch.from_numpy(active).to(problem.device)]
-        request = replace(request, active=active, share=share, task=task, local=short, eta_L=1e-6, mean_suffices=False, starts=None)
+        given, share = Instructions(shift, given.mu, send=given.send), problem.share[torch.from_numpy(active).to(problem.device)]
+        request = replace(
+            request, active=active, share=share, instructions=given, local=short, eta_L=1e-6, mean_suffices=False, starts=None
+        )
         try:
             agree(self.train([request])[0], self.local.train([request])[0], TOLERANCE[problem.precision])
         except Unsupported as reason:
@@ -122,15 +125,15 @@ def cluster_parts(label: str) -> tuple[int, str]:
 def job(request: TrainRequest, rows: np.ndarray, model: int) -> Job:
     """These rows of a request."""
     at = torch.from_numpy(rows).to(request.w.device)
-    shift = request.task.shift
+    shift = request.instructions.shift
     return Job(
         request.t,
         request.active[rows],
         packed(request.share[at]),
         model,
         packed(shift[at]) if isinstance(shift, Tensor) else shift,
-        request.task.mu,
-        request.task.send,
+        request.instructions.mu,
+        request.instructions.send,
         request.eta_L,
         request.eta,
         request.local,
@@ -153,5 +156,5 @@ def joined(request: TrainRequest, replies: dict[int, tuple[np.ndarray, Reply]]) 
     if request.mean_suffices:
         group = np.concatenate([np.full(len(rows), k) for k, (rows, _) in enumerate(replies.values())])
         return ClientUpdates(g, K, loss, buffers, group=torch.from_numpy(group).to(order.device)[order])
-    sent = {name: cat([reply.sent[name] for reply in every])[order] for name in request.task.send}
+    sent = {name: cat([reply.sent[name] for reply in every])[order] for name in request.instructions.send}
     return ClientUpdates(g[order], K, loss, {name: rows[order] for name, rows in buffers.items()}, sent)

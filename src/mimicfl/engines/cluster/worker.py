@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...algorithms import Task
+from ...algorithms import Instructions
 from ...algorithms.server import average_buffers
 from ...clients.local_sgd import LocalSGD
 from ...clients.losses import Loss
@@ -88,8 +88,8 @@ class Worker:
 
     def _request(self, job: Job, w: Tensor, buffers: dict[str, Tensor]) -> TrainRequest:
         share, shift = (_each(part, self.device) for part in (job.share, job.shift))
-        task = Task(shift, job.mu, send=job.send)
-        return TrainRequest(job.t, job.active, share, w, buffers, task, job.eta_L, job.eta, self.clients, job.local, job.seed)
+        given = Instructions(shift, job.mu, send=job.send)
+        return TrainRequest(job.t, job.active, share, w, buffers, given, job.eta_L, job.eta, self.clients, job.local, job.seed)
 
 
 def reply(job: Job, request: TrainRequest, updates: ClientUpdates) -> Reply:

@@ -136,12 +136,12 @@ class NativeEngine:
                 pool, target, rows = torch.cat(x).contiguous(), self.program.target(torch.cat(y)), np.arange(len(order))
             parts.append((rows, sizes))
             keys.append(number(request.seed, "layers", request.t, client))
-            given = request.task.shift
+            given = request.instructions.shift
             constant = request.w.new_full(request.w.shape, float(given)) if not isinstance(given, Tensor) and given else None
             shifts.append(given[row] if isinstance(given, Tensor) else constant)
         assert pool is not None
         per_client = [requests[a] for a, _ in jobs]
-        rates = ([request.eta_L for request in per_client], [request.task.mu for request in per_client])
+        rates = ([request.eta_L for request in per_client], [request.instructions.mu for request in per_client])
         terms = ([request.local.momentum for request in per_client], [request.local.clip_norm for request in per_client])
         plan = Plan(parts, keys, *rates, *terms, [a for a, _ in jobs])
         w = torch.stack([request.w for request in requests])

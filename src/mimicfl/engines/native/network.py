@@ -52,7 +52,7 @@ class Network:
 
 def refuse_requests(requests: Any, sends: bool = False) -> None:
     """Raise `Unsupported` if the clients of a request do more than compiled code can: other optimizers and, unless it `sends`, uploads."""
-    if not sends and (sent := [name for request in requests for name in request.task.send]):
+    if not sends and (sent := [name for request in requests for name in request.instructions.send]):
         raise Unsupported(f"clients of its algorithm also send {sent[0]}")
     for local in {id(request.local): request.local for request in requests}.values():
         if local.rule is not None or local.lr_multipliers:

@@ -1,4 +1,4 @@
-"""Collects the active clients of one or more runs into a list of jobs: the samples of every step, the rates and the task."""
+"""Collects the active clients of one or more runs into a list of jobs: the samples of every step, the rates and the instructions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -58,13 +58,13 @@ class Needs:
         return cls(
             batch=max(batch for batch, _ in sizes),
             steps=max(steps for _, steps in sizes),
-            shift=any(isinstance(request.task.shift, Tensor) or request.task.shift != 0 for request in requests),
-            prox=any(request.task.mu != 0 for request in requests),
+            shift=any(isinstance(request.instructions.shift, Tensor) or request.instructions.shift != 0 for request in requests),
+            prox=any(request.instructions.mu != 0 for request in requests),
             augment=requests[0].clients.data.augment,
             momentum=any(request.local.momentum != 0 and request.local.rule is None for request in requests),
             clip=any(request.local.clip_norm != 0 for request in requests),
-            first=any("first_gradient" in request.task.send for request in requests),
-            last=any("last_gradient" in request.task.send for request in requests),
+            first=any("first_gradient" in request.instructions.send for request in requests),
+            last=any("last_gradient" in request.instructions.send for request in requests),
             rule=requests[0].local.rule,  # runs that train together have the same
             multipliers=requests[0].local.lr_multipliers,
         )
@@ -145,7 +145,7 @@ def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuf
         keys=up(keys),
         request=belongs,
         eta=column([request.eta_L for request in requests]),
-        mu=column([request.task.mu for request in requests]),
+        mu=column([request.instructions.mu for request in requests]),
         momentum=column([request.local.momentum for request in requests]),
         clip=column([request.local.clip_norm or math.inf for request in requests]),
         decay=column([request.local.l2 for request in requests]),
@@ -195,12 +195,12 @@ def _plan(request: TrainRequest, client: int, batch: int) -> Plan:
 
 
 def _shifts(requests: Sequence[TrainRequest]) -> Tensor | None:
-    if not any(isinstance(request.task.shift, Tensor) or request.task.shift for request in requests):
+    if not any(isinstance(request.instructions.shift, Tensor) or request.instructions.shift for request in requests):
         return None
     d = requests[0].w.numel()
     parts = []
     for request in requests:
-        shift = request.task.shift
+        shift = request.instructions.shift
         parts.append(shift if isinstance(shift, Tensor) else request.w.new_full((len(request.active), d), float(shift)))
     return torch.cat(parts)
 
@@ -234,6 +234,6 @@ class Results:
             }
 
         return [
-            ClientUpdates(rows, K, mean, held(k, request), {name: sent[name][k] for name in request.task.send})
+            ClientUpdates(rows, K, mean, held(k, request), {name: sent[name][k] for name in request.instructions.send})
             for k, (request, rows, K, mean) in enumerate(parts)
         ]

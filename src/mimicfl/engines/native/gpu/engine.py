@@ -86,7 +86,7 @@ class NativeGpuEngine:
         columns = [rows.split(counts) for rows in (g, K, (loss / K).to(torch.float32))]
         vectors = {name: rows.split(counts) for name, rows in sent.items()}
         return [
-            ClientUpdates(columns[0][k], columns[1][k], columns[2][k], sent={name: vectors[name][k] for name in request.task.send})
+            ClientUpdates(columns[0][k], columns[1][k], columns[2][k], sent={name: vectors[name][k] for name in request.instructions.send})
             for k, request in enumerate(requests)
         ]
 
@@ -118,7 +118,7 @@ class NativeGpuEngine:
         self.shifts: list[Tensor] = []
         found = []
         for request in requests:
-            given, m = request.task.shift, len(request.active)
+            given, m = request.instructions.shift, len(request.active)
             if not isinstance(given, Tensor) and not given:
                 found += [0] * m
                 continue
@@ -145,16 +145,16 @@ def _lanes(batch: int) -> int:
 
 def _extras(request: TrainRequest, parts: bool) -> frozenset[str]:
     """What the local steps of these clients have besides the gradient."""
-    task = request.task
-    found = {"SHIFT": isinstance(task.shift, Tensor) or task.shift != 0, "PROX": task.mu != 0, "MOMENTUM": request.local.momentum != 0}
-    found |= {"PARTS": parts, **{SENT[name]: True for name in task.send}}
+    given = request.instructions
+    found = {"SHIFT": isinstance(given.shift, Tensor) or given.shift != 0, "PROX": given.mu != 0, "MOMENTUM": request.local.momentum != 0}
+    found |= {"PARTS": parts, **{SENT[name]: True for name in given.send}}
     return frozenset(name for name, has in found.items() if has)
 
 
 def _rates(requests: list[TrainRequest]) -> dict[str, list[float]]:
     return {
         "eta": [request.eta_L for request in requests],
-        "mu": [request.task.mu for request in requests],
+        "mu": [request.instructions.mu for request in requests],
         "beta": [request.local.momentum for request in requests],
         "decay": [request.local.l2 for request in requests],
     }
