@@ -11,6 +11,7 @@ import pytest
 import mimicfl as mf
 from mimicfl import participation as av
 from mimicfl.cli.main import main
+from mimicfl.participation.traces.intervals import Trace
 from mimicfl.participation.traces.pattern import sampled
 from mimicfl.participation.traces.plain_data import read_plain_pickle
 from mimicfl.participation.traces.summary import by_hour, sentences
@@ -92,12 +93,41 @@ def test_conversion_keeps_every_interval(small, tmp_path, kind):
     if kind == "parquet":
         pytest.importorskip("pyarrow")
     trace = av.read_trace(small)
-    av.write_trace(trace, tmp_path / f"new.{kind}")
-    again = av.read_trace(tmp_path / f"new.{kind}")
-    order = [again.names.index(name) for name in trace.names]
-    again = again.take(np.array(order))
+    kept(trace, tmp_path / f"new.{kind}")
+    kept(trace.take(np.arange(len(trace))[::-1]), tmp_path / f"new.{kind}")
+
+
+def kept(trace, file):
+    """A trace is written and read without a change, also of the order of its devices, by which a run draws them."""
+    av.write_trace(trace, file)
+    again = av.read_trace(file)
+    assert again.names == trace.names
     for name in ("start", "end", "period", "offsets"):
         np.testing.assert_array_equal(getattr(again, name), getattr(trace, name))
+
+
+NAMES = ["NA", "null", "None", "nan", "", "1e5", "007", "#1", "a#b", "a,1", "b,1", 'say "x"', '"', " s", "s ", "s", "two\nlines", "ä"]
+
+
+@pytest.mark.parametrize("pandas", [True, False])
+def test_devices_keep_their_names(tmp_path, monkeypatch, pandas):
+    """Names that a table reader takes for missing values, comments or several columns; and times with many digits."""
+    n = len(NAMES)
+    start = np.arange(n) + 86_400 / 7
+    trace = Trace.of(NAMES, np.arange(n), start, start + 1 / 3, np.full(n, 1e6 / 3), "here")
+    if not pandas:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    kept(trace, tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize("pandas", [True, False])
+@pytest.mark.parametrize("line", ["a,1,0,100,1000\n", "a,1,2,0,100,1000\n", "b,0,100,1000\na,1,0,100,1000\n"])
+def test_lines_with_more_columns_are_refused(tmp_path, monkeypatch, line, pandas):
+    (tmp_path / "t.csv").write_text(HEADER + 3 * line)
+    if not pandas:
+        monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(mf.UsageError, match="every line must be"):
+        av.read_trace(tmp_path / "t.csv")
 
 
 def test_csv_without_pandas(small, monkeypatch):

@@ -1,9 +1,11 @@
 """Read and write traces: our neutral CSV or Parquet, FLASH's raw and processed JSON, and FedScale's pickle.
 
 The neutral format has one row per interval, `client,start,end,period`, in seconds from the start of the trace. A device that is never
-available has one row with empty start and end. The period is the length of the device's trace, the same in all its rows.
+available has one row with empty start and end. The period is the length of the device's trace, the same in all its rows. In a CSV file, #
+begins a comment; a name with #, a comma or a quotation mark is quoted.
 """
 
+import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -83,16 +85,22 @@ def _csv_pieces(file: Any) -> Iterator[Piece]:
         yield _by_hand(file)
         return
     kinds = {"client": "string", "start": "float64", "end": "float64", "period": "float64"}
-    for piece in pandas.read_csv(file, names=list(kinds), dtype=kinds, chunksize=1_000_000, comment="#"):
+    empty = {"client": [], "start": [""], "end": [""], "period": [""]}  # a device may be called NA
+    columns: dict[str, Any] = {"names": list(kinds), "dtype": kinds, "na_values": empty, "keep_default_na": False}
+    for piece in pandas.read_csv(file, **columns, chunksize=1_000_000, comment="#"):
+        if type(piece.index) is not pandas.RangeIndex:  # pandas takes what precedes the last four columns for an index
+            raise ValueError("there are more than four columns")
         codes, names = pandas.factorize(piece["client"])
         yield codes, names, *(piece[key].to_numpy() for key in ("start", "end", "period"))
 
 
 def _by_hand(file: Any) -> Piece:
     """Without pandas, which is optional; slower, and only for small traces."""
-    rows = [line.split(",") for line in file.read().splitlines() if line.strip() and not line.startswith("#")]
+    rows = [row for row in csv.reader(line for line in file if line.strip() and not line.startswith("#"))]
+    if wrong := [row for row in rows if len(row) != len(HEADER.split(","))]:
+        raise ValueError(f"there is a line with {len(wrong[0])} columns")
     numbers: dict[str, int] = {}
-    codes = np.array([numbers.setdefault(row[0].strip(), len(numbers)) for row in rows], dtype=int)
+    codes = np.array([numbers.setdefault(row[0], len(numbers)) for row in rows], dtype=int)
     values = np.array([[float(cell) if cell.strip() else np.nan for cell in row[1:]] for row in rows]).reshape(-1, 3)
     return codes, list(numbers), values[:, 0], values[:, 1], values[:, 2]
 
@@ -153,9 +161,10 @@ def write_trace(trace: Trace, file: str | Path) -> None:
     path = Path(file)
     one_of("the ending of the new trace", path.suffix, [".csv", ".parquet"])
     empty = np.flatnonzero(np.diff(trace.offsets) == 0)
-    device = np.concatenate([trace.device, empty])
-    gap = np.full(len(empty), np.nan)
-    columns = {"start": np.concatenate([trace.start, gap]), "end": np.concatenate([trace.end, gap]), "period": trace.period[device]}
+    before = trace.offsets[empty]  # every device in its place: a run draws devices by their numbers
+    device = np.insert(trace.device, before, empty)
+    columns = {"start": np.insert(trace.start, before, np.nan), "end": np.insert(trace.end, before, np.nan)}
+    columns["period"] = trace.period[device]
     with replacing(path) as partial:
         if path.suffix == ".parquet":
             _write_parquet(_pyarrow(path), partial, trace.names, device, columns)
@@ -172,6 +181,18 @@ def _write_parquet(pyarrow: Any, path: Path, names: list[str], device: np.ndarra
 def _write_csv(path: Path, names: list[str], device: np.ndarray, columns: dict[str, np.ndarray]) -> None:
     with path.open("w", encoding="utf-8") as file:
         file.write(HEADER + "\n")
+        quoted = [_quoted(name) for name in names]
         for i, start, end, period in zip(device.tolist(), *(columns[key].tolist() for key in ("start", "end", "period")), strict=True):
-            times = f"{start:.10g},{end:.10g}" if start == start else ","
-            file.write(f"{names[i]},{times},{period:.10g}\n")
+            times = f"{_exact(start)},{_exact(end)}" if start == start else ","
+            file.write(f"{quoted[i]},{times},{_exact(period)}\n")
+
+
+def _quoted(name: str) -> str:
+    """The name of a device as it is written in a CSV file."""
+    return '"' + name.replace('"', '""') + '"' if any(each in name for each in ',"#\r\n') or name != name.strip() or not name else name
+
+
+def _exact(seconds: float) -> str:
+    """A number that is read as the same: a time next to the start of a round must not move across it."""
+    short = f"{seconds:.10g}"
+    return short if float(short) == seconds else repr(seconds)
