@@ -100,6 +100,8 @@ def test_large_scores_and_numbers_that_are_not_finite():
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v[..., :3]),
         lambda q, k, v: F.scaled_dot_product_attention(q, k[:, :1], v[:, :1], enable_gqa=True),
         lambda q, k, v: F.scaled_dot_product_attention(*(x.repeat(1, 1, 200, 1) for x in (q, k, v))),  # too long
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=-0.5),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.0),
     ],
 )
 def test_other_calls_use_pytorch(call):

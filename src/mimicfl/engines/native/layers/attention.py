@@ -16,7 +16,7 @@ KINDS = {"Attention": Kind((("forward", 5, 1), ("backward", 8, 1)), numbers=1, f
 
 
 def attention(*args: Any, **kwargs: Any) -> Call | None:
-    """Return the call if it has no mask but the causal one, and no dropout."""
+    """Return the call if it has no mask but the causal one, no dropout, and a scale above 0."""
     q, k, value, mask, dropout, causal, scale, grouped = attention_call(*args, **kwargs)
     if mask is not None or dropout or grouped or not all(images(x) for x in (q, k, value)):
         return None
@@ -27,6 +27,8 @@ def attention(*args: Any, **kwargs: Any) -> Call | None:
     if features > MOST_FEATURES or max(queries * keys, queries * features, keys * features) > MOST:
         return None
     numbers, scale = (heads, queries, keys, features, int(causal)), float(features**-0.5 if scale is None else scale)
+    if not scale > 0:  # the kernel scales after it masked: 0 and negative numbers would undo it
+        return None
     return Call(("Attention", numbers), lambda functions, _: Attention.apply(q, k, value, bool(causal), scale, functions))
 
 
