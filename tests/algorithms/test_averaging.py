@@ -11,6 +11,7 @@ from torch import nn
 
 import mimicfl as mf
 from mimicfl.algorithms.averaging import RunningMean
+from mimicfl.algorithms.server import average_buffers
 from mimicfl.clients.params import load
 from mimicfl.experiments.execute import carry_out
 from mimicfl.metrics.store import RunFolder
@@ -162,6 +163,42 @@ def test_constant_buffers_stay_bit_equal():
     assert torch.equal(mean.buffers["mask"], masked)
     assert int(mean.buffers["count"]) == 5
     assert torch.equal(mean.w, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_statistics_in_half_precision_follow_late_rounds(kind):
+    """What a late round adds is below the rounding step of the type: a mean in this type would stand still."""
+    generator, total = torch.Generator().manual_seed(0), torch.zeros(5, dtype=torch.float64)
+    mean = RunningMean(1, torch.zeros(2), {"mean": torch.ones(5, dtype=kind)})
+    for k in range(2000):
+        now = (1 + k / 2000 + 0.1 * torch.randn(5, generator=generator)).to(kind)
+        total += now.double()
+        mean.add(torch.zeros(2), {"mean": now})
+    assert mean.buffers["mean"].dtype == kind
+    torch.testing.assert_close(mean.buffers["mean"].double(), total / 2000, rtol=float(torch.finfo(kind).eps), atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_weights_of_clients_are_not_rounded_to_half_precision(kind):
+    rows = torch.rand(7, 100, generator=torch.Generator().manual_seed(0)).to(kind)
+    weights = torch.full((7,), 1 / 7)
+    found = average_buffers({"mean": rows}, weights)["mean"]
+    assert torch.equal(found, rows.double().mean(0).to(kind))
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+def test_half_precision_resumes_to_the_same_bits(digits, tmp_path):
+    arguments = with_batch_norm(digits, rounds=7, average=3)
+    arguments["model"] = arguments["model"].bfloat16()
+    end = mf.simulate(**arguments)
+    interrupted(tmp_path, 4, **arguments)
+    unfinished, four = mf.read(tmp_path), mf.simulate(**arguments | {"rounds": 4})
+    assert all(torch.equal(value, unfinished.buffers[name]) for name, value in four.buffers.items())
+    resumed = mf.simulate(**arguments, out=tmp_path)
+    assert torch.equal(resumed.params, end.params)
+    for name, value in end.buffers.items():
+        assert resumed.buffers[name].dtype == value.dtype == arguments["model"].state_dict()[name].dtype
+        assert torch.equal(value, resumed.buffers[name])
 
 
 def interrupted(folder, t, **arguments):

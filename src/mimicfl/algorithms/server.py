@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .averaging import RunningMean
+from .averaging import RunningMean, at_least_float32
 from .base import Algorithm, Step, checked_instructions, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
 from .finite import check_model, check_updates, good_clients
@@ -218,7 +218,8 @@ def average_buffers(stacked: dict[str, Tensor], weights: Tensor) -> dict[str, Te
         if bool((rows == rows[0]).all()):
             merged[name] = rows[0]  # constants stay bit-equal
         elif rows.is_floating_point():
-            merged[name] = torch.einsum("m,m...->...", weights.to(rows.dtype), rows)
+            exact = at_least_float32(rows)  # in half precision the weights would not even sum to one
+            merged[name] = torch.einsum("m,m...->...", weights.to(exact.dtype), exact).to(rows.dtype)
         else:
             merged[name] = rows.amax(dim=0)
     return merged

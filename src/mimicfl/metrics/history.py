@@ -169,6 +169,7 @@ def _model_in(saved: dict[str, Tensor]) -> dict[str, Tensor]:
     """The model of a checkpoint, under the names of a final file: the running mean, if the run evaluates one."""
     w, buffer = ("average.w", "average.buffer.") if "average.w" in saved else ("state.w", "buffer.")
     buffers = {f"buffer.{name.removeprefix(buffer)}": value for name, value in saved.items() if name.startswith(buffer)}
+    buffers = {name: value.to(saved[name].dtype) if name in saved else value for name, value in buffers.items()}
     return buffers | ({"params": saved[w]} if w in saved else {})
 
 

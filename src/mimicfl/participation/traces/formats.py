@@ -96,7 +96,7 @@ def _csv_pieces(file: Any) -> Iterator[Piece]:
 
 def _by_hand(file: Any) -> Piece:
     """Without pandas, which is optional; slower, and only for small traces."""
-    rows = [row for row in csv.reader(line for line in file if line.strip() and not line.startswith("#"))]
+    rows = list(csv.reader(line for line in file if line.strip() and not line.startswith("#")))
     if wrong := [row for row in rows if len(row) != len(HEADER.split(","))]:
         raise ValueError(f"there is a line with {len(wrong[0])} columns")
     numbers: dict[str, int] = {}
