@@ -80,6 +80,22 @@ class TestEarlyStopping:
         assert torch.equal(again.params, whole.params)
         assert len(again.rows) == len(losses)
 
+    @pytest.mark.parametrize("patience", [1, 2, 5])
+    def test_rounds_without_a_value_do_not_stop_a_run(self, patience):
+        """The metric rises until round 8 and falls then; it is measured in rounds 2, 5, 8, ..."""
+
+        def measured(now):
+            return {"own": 10.0 - abs(now.row["round"] - 8)} if now.row["round"] % 3 == 2 else {"own": None}
+
+        stopping = mf.callbacks.EarlyStopping("own", patience=patience, mode="max")
+        rows = mf.run(dataclasses.replace(SHORT, rounds=20), callbacks=[measured, stopping]).rows
+        assert rows[-1]["round"] == (11 if patience <= 3 else 14)
+
+    def test_a_patience_below_the_evaluation_interval(self):
+        e = dataclasses.replace(SHORT, rounds=9, eval_every=3)
+        rows = mf.run(e, callbacks=[mf.callbacks.EarlyStopping("test_loss", patience=1, mode="max")]).rows
+        assert [row["round"] for row in rows if row["test_loss"] is not None][:2] == [2, 5]
+
     def test_its_settings_are_part_of_the_fingerprint(self, tmp_path):
         mf.run(SHORT, tmp_path, callbacks=[mf.callbacks.EarlyStopping(patience=2)])
         with pytest.raises(mf.UsageError, match="callback"):

@@ -12,7 +12,7 @@ from .interface import Callback, RoundInfo, RunInfo
 
 @dataclass
 class EarlyStopping(Callback):
-    """Stop after `patience` rounds in which the metric did not improve by more than `min_delta`.
+    """Stop after `patience` rounds in which the metric did not improve by more than `min_delta`, at the next one that measures it.
 
     metric    a column of the rows: `test_accuracy`, `test_loss`, or one that a callback before this one adds
     mode      "max" if larger values are better, "min" if smaller ones are; "auto" follows the metric, or the column's name
@@ -37,9 +37,9 @@ class EarlyStopping(Callback):
             self._see(row, run)
 
     def each_round(self, now: RoundInfo) -> Mapping[str, Any] | None:
-        measured(now.row, self.metric, "early stopping")
+        value = measured(now.row, self.metric, "early stopping")
         self._see(now.row, now.run)
-        if self.since >= self.patience:
+        if value is not None and self.since >= self.patience:  # rounds without a value say nothing, and the first may be a later one
             now.stop()
         return None
 
