@@ -17,14 +17,15 @@ from mimicfl.benchmark import processes as processes_module
 from mimicfl.benchmark import run as module
 from mimicfl.benchmark.processes import Worker
 from mimicfl.benchmark.progress import progress_of
-from mimicfl.benchmark.queue import plan_of
-from mimicfl.benchmark.records import plans, read_cell
+from mimicfl.benchmark.queue import Queue, plan_of
+from mimicfl.benchmark.records import plans, read_cell, register
 from mimicfl.benchmark.run import run_part
 from mimicfl.benchmark.suite import PARTS
 from mimicfl.callbacks import send
 from mimicfl.data.holdout import held_out
 from mimicfl.experiments.build import load_data
 from mimicfl.metrics.lock import is_locked
+from tests.benchmark.conftest import ENVIRONMENT
 from tests.cli.conftest import call
 from tests.conftest import ROOT
 
@@ -51,6 +52,25 @@ def test_interrupted_benchmark_gives_the_same_records(tiny, tmp_path, monkeypatc
     assert len(plans(parts, tiny)) == 1
     strip = [{name: text.replace(plans(folder, tiny)[0]["hash"], "") for name, text in texts(folder).items()} for folder in (whole, parts)]
     assert strip[0] == strip[1]
+
+
+def test_two_commands_lose_none_of_each_others_records(tiny, tmp_path):
+    """They train the same part in different folders: what one records in the meantime is kept, and the other does not train it again."""
+    [cell, _], records = tiny.cells(), tmp_path / "records"
+    plan = register(records, tiny)
+    first, second = (Queue(tiny, records, [cell], plan, 2, 1, 1) for _ in range(2))
+    batches = []
+    for queue in (first, first, second, second):
+        batches.append(queue.take(2))
+        queue.give_back(batches[-1], {e.name: result(e) for _, e in batches[-1]})
+    trained = [{e.id for _, e in batch} for batch in batches]
+    assert trained[2] == trained[0]  # both began without records
+    assert not trained[3] & (trained[0] | trained[1])
+    assert set(read_cell(records, cell)) == set().union(*trained)
+
+
+def result(e):
+    return {"stage": "tuning", "seed": e.seed, "environment": ENVIRONMENT, "tail": 0.5, "curve": [100, 500]}
 
 
 def test_a_diverging_run_is_recorded_as_diverged(tiny, tmp_path):

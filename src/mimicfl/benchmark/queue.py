@@ -12,7 +12,7 @@ from ..experiments.execute import Plan
 from ..settings import Experiment
 from .measure import Result
 from .progress import CellProgress, progress_of
-from .records import read_cell, write_cell
+from .records import add_to_cell, read_cell
 from .suite import Cell, Part
 
 Batch = list[tuple[Cell, Experiment]]
@@ -81,9 +81,9 @@ class Queue:
             try:
                 for name in dict.fromkeys(cell.name for cell, _ in batch):
                     own = {e.id: results[e.name] for cell, e in batch if cell.name == name and e.name in results}
-                    self.known[name] |= {key: {"id": key, "plan": self.plan_hash, **result} for key, result in own.items()}
                     if own:
-                        write_cell(self.records, next(cell for cell, _ in batch if cell.name == name), self.known[name])
+                        made = {key: {"id": key, "plan": self.plan_hash, **result} for key, result in own.items()}
+                        self.known[name] = add_to_cell(self.records, next(cell for cell, _ in batch if cell.name == name), made)
             finally:
                 self.taken -= {e.id for _, e in batch}
                 self.changed.notify_all()

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..files import explained, write_text
+from ..metrics.lock import alone
 from .measure import Result
 from .suite import Cell, Part, hash_of
 
@@ -30,6 +31,15 @@ def read_cell(folder: Path, cell: Cell) -> Results:
     return results
 
 
+def add_to_cell(folder: Path, cell: Cell, results: Results) -> Results:
+    """Add runs to the file of a cell, and return all that it holds then: another command may have recorded some in the meantime."""
+    _make(folder / cell.part.name)
+    with alone(folder / cell.part.name):
+        found = read_cell(folder, cell) | results
+        write_cell(folder, cell, found)
+    return found
+
+
 def write_cell(folder: Path, cell: Cell, results: Results) -> None:
     """Replace the file of a cell: one line per run, environments listed once."""
     environments: list[dict[str, Any]] = []
@@ -42,9 +52,13 @@ def write_cell(folder: Path, cell: Cell, results: Results) -> None:
     head = {"format": FORMAT, "part": cell.part.name, "pattern": cell.pattern.name, "algorithm": cell.grid.algorithm}
     text = json.dumps(head | {"environments": environments}, indent=1).removesuffix("\n}")
     file = _file(folder, cell)
-    with explained(file.parent):
-        file.parent.mkdir(parents=True, exist_ok=True)
+    _make(file.parent)
     write_text(file, text + ',\n "runs": [\n' + ",\n".join(lines) + "\n]}\n")
+
+
+def _make(folder: Path) -> None:
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _file(folder: Path, cell: Cell) -> Path:
@@ -75,6 +89,12 @@ def plans(folder: Path, part: Part) -> list[dict[str, Any]]:
 
 def register(folder: Path, part: Part, amend: str | None = None) -> str:
     """Write the plan before the first run and return its hash. A plan that has changed since is refused unless amended with a reason."""
+    _make(folder / part.name)
+    with alone(folder / part.name):
+        return _register(folder, part, amend)
+
+
+def _register(folder: Path, part: Part, amend: str | None) -> str:
     plan, versions = part.plan(), plans(folder, part)
     if not versions or versions[-1]["hash"] != hash_of(plan):
         if versions and not amend:
@@ -85,10 +105,7 @@ def register(folder: Path, part: Part, amend: str | None = None) -> str:
             )
         now = datetime.now(UTC).isoformat(timespec="seconds")
         versions.append({"hash": hash_of(plan), "written": now, "reason": amend or "first plan", "plan": plan})
-        file = folder / part.name / "plan.json"
-        with explained(file.parent):
-            file.parent.mkdir(parents=True, exist_ok=True)
-        write_text(file, json.dumps({"format": PLAN_FORMAT, "versions": versions}, indent=1) + "\n")
+        write_text(folder / part.name / "plan.json", json.dumps({"format": PLAN_FORMAT, "versions": versions}, indent=1) + "\n")
     return str(versions[-1]["hash"])
 
 

@@ -1,8 +1,10 @@
-"""The lock of a run folder: one process at a time writes to it."""
+"""The lock of a run folder: one process at a time writes to it. And the lock of a folder of records, which is held for a moment."""
 
+import contextlib
 import os
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -48,6 +50,22 @@ def is_locked(path: Path) -> bool:
     except OSError:  # no permission, or a file system without locks
         return False
     return False
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process is in such a block for this folder, which leaves no file in it."""
+    if fcntl is None:
+        yield
+        return
+    with explained(folder):
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 _LOCKS: weakref.WeakSet[TextIO] = weakref.WeakSet()
