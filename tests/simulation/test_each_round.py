@@ -42,6 +42,46 @@ def test_what_is_undefined_is_null_and_the_row_is_a_copy(digits, tmp_path):
     assert mf.read(tmp_path).rows == history.rows
 
 
+class Spoiling(mf.callbacks.Callback):
+    """Changes everything that it is given, in place."""
+
+    part_of_result = False
+
+    def begin(self, run):
+        for row in run.rows:
+            self.spoil(row)
+        run.config.clear()
+
+    def each_round(self, now):
+        self.spoil(now.row)
+        now.params.zero_()
+
+    @staticmethod
+    def spoil(row):
+        row["clients"].clear()
+        row["class_accuracy"][0] = 77.0
+        row["missing"]["late"] = 5
+
+
+def test_what_a_callback_changes_stays_its_own(digits, tmp_path):
+    """Also the lists of a row: estimated rates and participation groups count the clients of earlier rows."""
+    given = {**digits, **COMMON, "rounds": 6, "algorithm": "known-p", "participation_rates": "estimated", "select": "uniform:3"}
+    clean = mf.simulate(**given)
+
+    def stop(row, rounds):
+        Spoiling.spoil(row)
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        mf.simulate(**given, callbacks=[Spoiling()], progress=stop, out=tmp_path, checkpoint_every=1)
+    history = mf.simulate(**given, callbacks=[Spoiling()], out=tmp_path)
+    assert torch.equal(history.params, clean.params)
+    assert history.config["algorithm"] == "known-p"
+    for a, b in zip(history.rows, clean.rows, strict=True):
+        assert {key: value for key, value in a.items() if key != "seconds"} == {key: value for key, value in b.items() if key != "seconds"}
+
+
 def stop_at(last):
     return lambda now: now.stop() if now.row["round"] == last else None
 

@@ -46,7 +46,7 @@ class RoundInfo:
     """
 
     def __init__(self, row: Row, run: RunInfo, params: Callable[[], Tensor], model: Callable[[], nn.Module]) -> None:
-        self.row, self.run, self.rounds, self.stopped = dict(row), run, run.rounds, False
+        self.row, self.run, self.rounds, self.stopped = copied(row), run, run.rounds, False
         self._params, self._model = params, model
 
     @property
@@ -78,6 +78,13 @@ class Callback:
 
     def end(self, finished: bool) -> None:
         """Called after the last round, or when the run is interrupted by an error."""
+
+
+def copied(value: Any) -> Any:
+    """A copy of a row, or of settings, with its lists and dicts: what a callback does to it stays its own."""
+    if isinstance(value, Mapping):
+        return {key: copied(each) for key, each in value.items()}
+    return [copied(each) if isinstance(each, (list, dict)) else each for each in value] if isinstance(value, list) else value
 
 
 EachRound = Callable[[RoundInfo], Mapping[str, Any] | None]

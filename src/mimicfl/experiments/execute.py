@@ -10,7 +10,7 @@ import torch
 
 from ..algorithms import paper_algorithms
 from ..algorithms.client_memory import SHARE, free_memory
-from ..callbacks.interface import Callback, CallbackSet, EachRound, callback_set
+from ..callbacks.interface import Callback, CallbackSet, EachRound, callback_set, copied
 from ..errors import Diverged, Paused, UsageError, check_callable
 from ..files import open_files
 from ..metrics.history import History, read
@@ -201,7 +201,7 @@ def _train_group(
 ) -> dict[str, History | Diverged | None]:
     settings = {run: e for e, run in members.values()}
     folders = [None if out is None else out / name for name in members]
-    on_row = (lambda run, row: progress(settings[run], row, run.rounds)) if progress else None
+    on_row = (lambda run, row: progress(settings[run], copied(row), run.rounds)) if progress else None
     engine = next(iter(settings.values())).engine
     return dict(zip(members, train(list(settings), folders, engine, notice, on_row, deadline, ray), strict=True))
 

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from torch import nn
 
 from ..algorithms import trait
-from ..callbacks.interface import RoundInfo, RunInfo
+from ..callbacks.interface import RoundInfo, RunInfo, copied
 from ..errors import Diverged, UsageError, number
 from ..metrics.recorder import Row
 from ..participation import schedule
@@ -62,7 +62,7 @@ class Loop(Exchange):
             if self.evaluate_fn and self.log.t == 0:
                 log.info("Initial global evaluation results: %s", self._evaluate_on_server(0))
                 self._save()
-            info = RunInfo("", s.words, num_rounds, None if s.folder is None else Path(s.folder), list(self.log.rows))
+            info = RunInfo("", copied(s.words), num_rounds, None if s.folder is None else Path(s.folder), copied(self.log.rows))
             s.callbacks.begin(info)
             while self.log.t < num_rounds and not self.stopped:
                 self._round(num_rounds)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..algorithms import trait
 from ..algorithms.finite import check_model
 from ..algorithms.server import ClientUpdates, Server
-from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
+from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
 from ..clients import params
 from ..engines.interface import TrainRequest
 from ..errors import Diverged
@@ -171,7 +171,8 @@ class Run:
     def begin_callbacks(self) -> None:
         """Before the first round, or before the next one of a run that resumes."""
         folder = None if self.recorder.folder is None else self.recorder.folder.path
-        self.callbacks.begin(RunInfo(self.name, self.config, self.rounds, folder, tuple(self.recorder.rows), self.problem.directions))
+        config, rows = copied(self.config), tuple(copied(self.recorder.rows))
+        self.callbacks.begin(RunInfo(self.name, config, self.rounds, folder, rows, dict(self.problem.directions)))
 
     def _round_info(self, row: Row, run: RunInfo) -> RoundInfo:
         return RoundInfo(row, run, lambda: self.server.model[0].detach().cpu().clone(), self._model)

@@ -9,7 +9,7 @@ from torch import nn
 
 from ..algorithms import ALGORITHMS
 from ..algorithms.server_optimizers import SERVER_OPTIMIZERS
-from ..callbacks.interface import Callback, EachRound, callback_set
+from ..callbacks.interface import Callback, EachRound, callback_set, copied
 from ..clients.local_sgd import LocalSGD
 from ..clients.lr import RATES
 from ..data.dataset import Data
@@ -135,7 +135,7 @@ def simulate(
     attach_diagnostics(run, diagnose)
     run.callbacks = called
     run.config = config or described(run, length | {"global_lr": global_lr})
-    on_row = None if progress is None else lambda run, row: progress(row, run.rounds)
+    on_row = None if progress is None else lambda run, row: progress(copied(row), run.rounds)
     [found] = train([run], [out], engine, notice, on_row, ray=ray)
     if isinstance(found, Diverged):
         raise found
