@@ -130,6 +130,16 @@ def test_lines_with_more_columns_are_refused(tmp_path, monkeypatch, line, pandas
         av.read_trace(tmp_path / "t.csv")
 
 
+@pytest.mark.parametrize("options", ["round=1e300", "offset=1e300", "round=1e10"])
+def test_times_in_another_unit_are_refused(small, tmp_path, options):
+    with pytest.raises(mf.UsageError, match=r"lower round|in seconds"):
+        av.schedule(f"trace:{small},{options}", 5, 3)
+    (tmp_path / "hours.csv").write_text(HEADER + "a,0.1,0.2,0.24\n")
+    with pytest.raises(mf.UsageError, match="in seconds"):
+        av.schedule(f"trace:{tmp_path / 'hours.csv'}", 500, 1)
+    assert av.schedule(f"trace:{tmp_path / 'hours.csv'},wrap=false,round=1e300", 500, 1).sum() == 0
+
+
 def test_csv_without_pandas(small, monkeypatch):
     with_it = av.read_trace(small)
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -221,6 +231,7 @@ def test_damaged_pickles_are_refused(data):
         (HEADER + "a,0,10,1000\na,20,30,2000\n", "the same in all rows"),
         (HEADER + "a,0,10,\n", "period"),
         (HEADER + "a,0,10,0\n", "above 0"),
+        (HEADER + "a,0,10,1e13\n", "at most 1e\\+12 seconds"),
         (HEADER + "a,0,,1000\n", "numbers of seconds"),
         (HEADER + "a,x,10,1000\n", "times in seconds"),
     ],

@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import UsageError
 
 DAY = 86_400.0
+MOST_SECONDS = 1e12  # of a trace, and of one that is repeated: later times are no longer exact
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +104,9 @@ def _check(names: Sequence[str], device: np.ndarray, start: np.ndarray, end: np.
     if not (np.isfinite(period) & (period > 0)).all():
         k = int(np.argmin(np.isfinite(period) & (period > 0)))
         raise UsageError(f"{where}: the period of device {names[k]} must be above 0 seconds, got {period[k]:g}")
+    if (period > MOST_SECONDS).any():
+        k = int(period.argmax())
+        raise UsageError(f"{where}: the period of device {names[k]} must be at most {MOST_SECONDS:.0e} seconds, got {period[k]:g}")
     refuse(~(np.isfinite(start) & np.isfinite(end)), "has an interval from {:g} to {:g}; times must be numbers of seconds")
     refuse(end < start, "has an interval that ends before it starts, from {:g} to {:g}; exchange the two")
     refuse(start < 0, "has an interval from {:g} to {:g}, which begins before the start of the trace; times count from 0")

@@ -14,8 +14,9 @@ from ...text import counted
 from ..patterns import Pattern, register
 from .foreign import RULES
 from .formats import FORMATS, read_trace
-from .intervals import Trace, around, merged
+from .intervals import MOST_SECONDS, Trace, around, merged
 
+MOST_REPETITIONS = 100_000
 AT_ONCE = 4096  # clients whose schedule is computed together, to bound the memory
 
 
@@ -146,6 +147,8 @@ def _sampled(trace: Trace, rounds: int, seconds: float, when: str, wrap: bool, o
 
 def _unrolled(trace: Trace, since: float, until: float, wrap: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The intervals between two times, with the trace repeated as often as needed."""
+    if wrap:
+        _check_repetitions(trace, since, until)
     first = np.floor(since / trace.period).astype(int) if wrap else np.zeros(len(trace), dtype=int)
     last = np.ceil(until / trace.period).astype(int) if wrap else np.ones(len(trace), dtype=int)
     parts = []
@@ -158,6 +161,18 @@ def _unrolled(trace: Trace, since: float, until: float, wrap: bool) -> tuple[np.
     device, start, end = device[near], start[near], end[near]
     order = np.lexsort((start, device))
     return device[order], start[order], end[order]
+
+
+def _check_repetitions(trace: Trace, since: float, until: float) -> None:
+    """Refuse times that only a mistake in their unit can explain."""
+    if until > MOST_SECONDS:
+        raise UsageError(f"the run ends after {until:.3g} s of the trace, more than {MOST_SECONDS:.0e} s; lower round or offset")
+    k = int(trace.period.argmin())
+    if (until - since) / trace.period[k] > MOST_REPETITIONS:
+        raise UsageError(
+            f"the trace of device {trace.names[k]} lasts {trace.period[k]:.3g} s, and the run {until - since:.3g} s, which repeats it more "
+            f"than {MOST_REPETITIONS:,} times; are its times in seconds?"
+        )
 
 
 def frequencies(trace: Trace, seconds: float, when: str = "start", offset: float = 0.0) -> np.ndarray:
