@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import mimicfl as mf
 from mimicfl import UsageError
 from mimicfl.benchmark.analysis import analyse, deviations, pairwise, ranking
 from mimicfl.benchmark.grid import Grid
@@ -197,6 +198,13 @@ def test_profiles_tell_what_differs(tmp_path):
     assert of("time-varying:0.1").distance(even) < 0.3  # a fixed number per round is hardly different
     np.save(tmp_path / "schedule.npy", np.random.default_rng(0).random((60, 30)) < 0.1)
     assert of(f"explicit:{tmp_path / 'schedule.npy'}").distance(even) < 0.5  # shorter than the schedules that are drawn
+
+
+@pytest.mark.parametrize(("given", "words"), [({"num_clients": 1}, "only one"), ({"availability": "static:0"}, "no client is available")])
+def test_schedules_that_resemble_no_pattern_are_refused(given, words):
+    """One client has no correlations with others: the distance to every pattern would be nan, and the first one the nearest."""
+    with pytest.raises(mf.UsageError, match=words):
+        profile(Experiment(**{"dataset": "digits", "partition": "shards:2", "availability": "static:0.5"} | given).resolved())
 
 
 @pytest.mark.slow

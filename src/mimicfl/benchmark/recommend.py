@@ -55,7 +55,12 @@ class Profile:
 
 def profile(experiment: Experiment) -> Profile:
     """The features of an experiment's availability, averaged over a few seeds of schedule and split."""
-    found = np.array([_features(*_schedule(experiment, seed)) for seed in SEEDS])
+    drawn = [_schedule(experiment, seed) for seed in SEEDS]
+    if drawn[0][0].shape[1] < 2:
+        raise UsageError("recommend compares the availability of clients, and there is only one; raise the number of clients")
+    if not any(available.any() for available, _ in drawn):
+        raise UsageError(f"no client is available in {len(drawn[0][0])} rounds of this availability, so there is nothing to train")
+    found = np.array([_features(*each) for each in drawn])
     return Profile(*(round(value, 4) for value in found.mean(axis=0).tolist()))
 
 
