@@ -301,3 +301,31 @@ def test_small_calls_are_not_shared_between_threads(digits):
     finally:
         torch.set_num_threads(before)
     assert seen == {"mlp": 1, "narrow": 1, "wide": 3}
+
+
+class Annealed(nn.Module):
+    """Counts its calls: in an attribute, or as it should, in a buffer."""
+
+    def __init__(self, buffer):
+        super().__init__()
+        self.layer, self.width = nn.Linear(64, 10), 64
+        if buffer:
+            self.register_buffer("calls", torch.tensor(0))
+        else:
+            self.calls = 0
+
+    def forward(self, x):
+        self.last = x.numel()  # what does not change from call to call is a cache
+        if self.training:
+            self.calls += 1
+        return self.layer(x.flatten(1)) / (1 + 0.01 * self.calls)
+
+
+def test_a_model_that_counts_in_an_attribute_is_pointed_out(digits):
+    """Such a run does not resume to the same bits, and engines do not agree."""
+    given = {**digits, "availability": "always", "rounds": 1, "local": mf.LocalSGD(steps=1), "engine": "plain"}
+    mf.simulate(**given | {"model": Annealed(buffer=True)})
+    model = Annealed(buffer=False)
+    with pytest.warns(UserWarning, match=r"attribute calls.*register_buffer"):
+        mf.simulate(**given | {"model": model})
+    assert model.calls == 0

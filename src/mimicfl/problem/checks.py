@@ -1,5 +1,6 @@
 """Check that model, data and loss fit together, on two test samples before a run starts."""
 
+import copy
 import warnings
 
 import torch
@@ -9,7 +10,7 @@ from ..clients.losses import Loss, cross_entropy, mse
 from ..data.clients import Holdout
 from ..data.convert import check_counted, classes_without, same_shape
 from ..data.dataset import Data
-from ..data.samples import Samples, count, forward, rows, shapes
+from ..data.samples import Samples, count, forward, rows, shapes, tensors
 from ..errors import UsageError, first_line
 from ..metrics.evaluate import counted_targets, ignored_by
 from ..tasks import LearningTask
@@ -37,6 +38,7 @@ def check_model(module: nn.Module, test: Holdout, data: Data, loss: Loss) -> Ten
         check_classes(output, y, data, loss)
     check_loss(output, y, loss)
     warn_about_batch_norm(module)
+    warn_about_counters(module, x)
     return output
 
 
@@ -56,6 +58,35 @@ def warn_about_batch_norm(module: nn.Module) -> None:
             "GroupNorm has none and suits federated learning better",
             stacklevel=5,
         )
+
+
+def warn_about_counters(module: nn.Module, inputs: Samples) -> None:
+    """Warn about numbers that the model keeps in attributes and changes whenever it is called."""
+    if not any(_own_numbers(module)):
+        return
+    device = tensors(inputs)[0].device
+    try:
+        tried = copy.deepcopy(module).train()
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            forward(tried, inputs)
+            before = _own_numbers(tried)
+            forward(tried, inputs)
+    except Exception:  # such as BatchNorm, which refuses one value per channel
+        return
+    pairs = zip(before, _own_numbers(tried), strict=True)
+    changed = sorted({name for old, new in pairs for name in new if name in old and new[name] != old[name]})
+    if changed:
+        warnings.warn(
+            f"the model changes its attribute {' and '.join(changed)} whenever it is called: no checkpoint holds it, and engines differ in "
+            "how often they call a model. If its outputs depend on it, make it a buffer (register_buffer)",
+            stacklevel=5,
+        )
+
+
+def _own_numbers(module: nn.Module) -> list[dict[str, float]]:
+    """The attributes that are numbers, of every submodule that is not a layer of PyTorch."""
+    own = [part for part in module.modules() if not type(part).__module__.startswith("torch.nn.")]
+    return [{name: value for name, value in vars(part).items() if type(value) in (int, float)} for part in own]
 
 
 def check_classes(output: Tensor, y: Samples, data: Data, loss: Loss) -> None:
