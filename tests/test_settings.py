@@ -1,5 +1,6 @@
 """Settings given as objects: kept as the text that makes them again."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -41,3 +42,14 @@ class TestObjects:
     def test_objects_without_a_spec_are_refused(self, given, words):
         with pytest.raises(mf.UsageError, match=words):
             mf.Experiment(**given)
+
+
+def test_numbers_of_numpy_are_numbers():
+    given = {"seed": np.int64(3), "rounds": np.int32(7), "batch_size": np.uint8(4), "lr": np.float32(0.5), "average": np.int64(9)}
+    e = mf.Experiment(**given)
+    assert e == mf.Experiment(**{name: value.item() for name, value in given.items()})
+    assert type(e.seed) is int
+    assert e.id == mf.Experiment(seed=3, rounds=7, batch_size=4, lr=0.5, average=9).id
+    for value in (np.bool_(True), np.float64(2.5), np.array([1, 2])):
+        with pytest.raises(mf.UsageError, match="rounds"):
+            mf.Experiment(rounds=value)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 from typing import Any, Union, get_args, get_origin
 
-from ..errors import UsageError, integer, number, one_of
+from ..errors import UsageError, integer, number, one_of, plain
 from ..text import without_nul
 
 ENGINES = ("auto", "plain", "native", "workers", "batched", "streams")
@@ -78,6 +78,8 @@ def engine_parts(engine: str) -> tuple[str, int, bool]:
 def coerce(name: str, value: Any, kind: Any) -> Any:
     """Convert a value to the setting's type; text from the command line becomes a number where a number is expected."""
     choices = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
+    if type(value).__module__ == "numpy":  # a number of NumPy, as in a loop over np.arange(5)
+        value = plain(value)
     if value is None and type(None) in choices:
         return None
     if get_origin(choices[0]) is list:
