@@ -181,6 +181,26 @@ def test_weighted_runs_are_drawn_without_bounds(capsys):
 
 
 @pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--speed 100 --asynchronous 2", "asynchronous training"),
+        ("--server-optimizer adam", "server optimizer adam"),
+        ("--optimizer adam", "optimizer adam"),
+    ],
+)
+def test_runs_that_the_theorems_exclude_are_not_certified(capsys, options, words):
+    assert call(*f"run {EXACT.replace('--rounds 30', '--rounds 4')} --availability always {options} --out excluded".split()) == 0
+    assert call("theory", "check", "excluded", "--L", "2", "--K", "1") == 2
+    assert words in capsys.readouterr().err
+
+
+def test_with_averaged_models_the_theorems_are_about_the_others(capsys):
+    assert call(*f"run {EXACT.replace('--rounds 30', '--rounds 4')} --availability always --average 9 --out averaged".split()) == 0
+    assert call("theory", "check", "averaged", "--L", "2", "--K", "1") == 0
+    assert "not about their mean" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("words", "answer"),
     [
         ("theory show {}/paper", "was not diagnosed: run it in a new folder with --diagnose every=10"),

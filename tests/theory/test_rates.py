@@ -272,6 +272,13 @@ def test_theory_rate_must_match_the_run(quadratic, change, words):
     assert words in str(error.value)
 
 
+def test_theory_rate_is_refused_in_asynchronous_training(quadratic):
+    """Its clients start from older models, which the proof does not know."""
+    rate, local = mf.lr.theory(L=40.0, N=6, tau_max=30, horizon=30, K=3, eta_L=0.01), mf.LocalSGD(steps=3, batch_size=None, lr=0.01)
+    with pytest.raises(mf.UsageError, match="asynchronous"):
+        mf.simulate(**quadratic, rounds=30, local=local, global_lr=rate, update="mean", speed=10.0, asynchronous=6)
+
+
 def test_no_weight_is_finite_without_decay():
     """With nu = 1, alpha_j = -1 in every round, and the condition cannot hold."""
     rounds = Rounds(np.full(4, 0.1), np.ones((4, 2), dtype=bool))

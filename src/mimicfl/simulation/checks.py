@@ -23,7 +23,7 @@ def check_units(problem: Problem, server: Server) -> None:
         )
 
 
-def check_learning_rates(problem: Problem, available: np.ndarray, server: Server, known: bool = True) -> None:
+def check_learning_rates(problem: Problem, available: np.ndarray, server: Server, known: bool = True, asynchronous: bool = False) -> None:
     """Find a rate of zero or less now, not after an hour; check that a certified rate fits the run.
 
     `known`: the schedule does not depend on the model.
@@ -35,6 +35,8 @@ def check_learning_rates(problem: Problem, available: np.ndarray, server: Server
     if isinstance(global_lr, theory) and global_lr.horizon is not None and available.any():
         if not known:
             raise UsageError("a certified learning rate needs a schedule that is known before the run; use another selection or global_lr")
+        if asynchronous:
+            raise UsageError("a certified learning rate needs synchronous training; remove asynchronous, or use another global_lr")
         if local.extras:
             without = " and ".join(local.extras)
             raise UsageError(f"a certified learning rate requires plain SGD: remove {without}, or use another global_lr")

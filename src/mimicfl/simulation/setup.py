@@ -52,7 +52,7 @@ def set_up(
     mean = check("average", average)
     server = _server(problem, make_algorithm(algorithm), global_lr, update, server_optimizer, asked.pattern.warm_start, mean)
     found = _participation(problem, server, asked, seed, rounds, uploads)
-    check_learning_rates(problem, found.active, server, known=not asked.selection.needs_model)
+    check_learning_rates(problem, found.active, server, not asked.selection.needs_model, asked.buffered is not None)
     check_units(problem, server)
     server.limit_memory(Budget.parse(state_budget))
     run = Run(problem, server, asked, found, seed, eval_every, checkpoint_every)
