@@ -61,9 +61,7 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
         if name not in ("fedavg", "mimic"):
             console.print(f"these theorems are about FedAvg and MimiC; they say nothing about {name}", soft_wrap=True)
         if history.config.get("average"):
-            console.print(
-                "they are about the models that clients train from, not about their mean, which is evaluated", soft_wrap=True
-            )
+            console.print("they are about the models that clients train from, not about their mean, which is evaluated", soft_wrap=True)
         for sentence in _conclusions(found, scale):
             console.print(sentence, soft_wrap=True)
 
