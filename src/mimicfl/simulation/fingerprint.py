@@ -26,7 +26,7 @@ from .parts import RunParts
 def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
     """The fingerprint of the run's first `rounds` rounds."""
     problem, server, available = run.problem, run.server, run.available[:rounds]
-    asked, stages = run.asked, run.participation.staged
+    chosen, stages = run.participation_settings, run.participation.staged
     busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
     values, (shared, shared_own, unreadable) = Values(), _of_problem(problem)
     common = shared | {
@@ -43,18 +43,18 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
         "callback": _callbacks(run.callbacks.of_result, values),
         "diagnosis": None if run.diagnostics is None else values.of(run.diagnostics.settings),
     }
-    staged = stages is not None or asked.rates != "known"  # fingerprints of other runs stay what they were
+    staged = stages is not None or chosen.rates != "known"  # fingerprints of other runs stay what they were
     if staged:
         events = run.participation.arrivals
         own["participation"] = values.of(
-            [stages, asked.rates, *([] if events is None else [events.versions[:rounds], events.times[:rounds]])]
+            [stages, chosen.rates, *([] if events is None else [events.versions[:rounds], events.times[:rounds]])]
         )
     made_data = _made_by(DATASETS, run.config, "dataset", values)
     follows = ("seed", "num_clients", "ids") if made_data else ("seed", "num_clients")  # the ids of such data follow the seed as well
     experiment = {
         "data": made_data or own["data"],
         "split": _made_by(PARTITIONS, run.config, "partition", values, follows) or problem.partition or own["split"],
-        "availability": values.of(asked.pattern),
+        "availability": values.of(chosen.pattern),
         "rates": [values.of(server.local_lr), values.of(server.global_lr)],
     }
     if problem.test_split is not None:
@@ -62,7 +62,7 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
         experiment["test split"] = problem.test_partition or own["test split"]
     if staged:
         kept: tuple[Any, ...] = () if stages is None else (stages.selection, stages.deadline, stages.round_seconds)
-        kept += ([asked.speed, asked.bandwidth], asked.rates, *([] if asked.buffered is None else [asked.buffered]))
+        kept += ([chosen.speed, chosen.bandwidth], chosen.rates, *([] if chosen.buffered is None else [chosen.buffered]))
         experiment["participation"] = [values.of(each) for each in kept]
     of_run, of_experiment = ({key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment))
     return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | unreadable))

@@ -19,7 +19,7 @@ class RunParts(Protocol):
     problem: Problem
     server: Server
     recorder: Recorder
-    asked: ParticipationSettings
+    participation_settings: ParticipationSettings
     available: np.ndarray  # bool [rounds, N]
     participation: Participation
     versions: Versions | None  # of an asynchronous run: the models that clients may still be training from

@@ -43,13 +43,14 @@ class Run:
         self,
         problem: Problem,
         server: Server,
-        asked: ParticipationSettings,
+        participation_settings: ParticipationSettings,
         participation: Participation,
-        seed: int = 0,
-        eval_every: int = 1,
-        checkpoint_every: int | None = None,
+        seed: int,
+        eval_every: int,
+        checkpoint_every: int,
     ) -> None:
-        self.problem, self.server, self.asked, self.participation = problem, server, asked, participation
+        self.problem, self.server, self.participation = problem, server, participation
+        self.participation_settings = participation_settings
         self.seed, self.eval_every, self.checkpoint_every = seed, eval_every, checkpoint_every
         self.available = participation.active  # up to the last round, which a callback may decide
         self.planned, self.round = len(self.available), Round()
