@@ -68,6 +68,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes:
         f"typedef {TARGETS[loss]} Target;",
         f"#define LOSS {LaneNet.losses[loss]}",
         _text("layers.h"),
+        _text("convolution.h"),
         *net.types,
         "struct Net {",
         f"  static constexpr int D = {dimension}, ROOM = {room}, OUTPUTS = {layers[-1].out[0]}, TABLE = {256 * net.channels};",
