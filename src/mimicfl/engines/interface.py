@@ -49,7 +49,16 @@ class TrainRequest(Request):
         ]
         starts = self.starts or [Start(w, self.buffers, self.eta_L) for w in given.start]
         return [
-            replace(self, active=self.active[row], share=self.share[row], instructions=one, starts=None, mean_suffices=False, **vars(start))
+            replace(
+                self,
+                active=self.active[row],
+                share=self.share[row],
+                instructions=one,
+                starts=None,
+                numbers=None,
+                mean_suffices=False,
+                **vars(start),
+            )
             for row, one, start in zip(rows, parts, starts, strict=True)
         ]
 

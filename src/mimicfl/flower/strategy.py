@@ -32,12 +32,12 @@ from .messages import Recent
 from .options import checked_enough, checked_interval, checked_options, checked_robust
 from .progress import Progress
 from .robust import NormBound, Robust
-from .rounds import RoundSteps, overridden
 from .server_form import ServerForm
+from .strategy_methods import StrategyMethods, overridden
 from .wire import BUFFERS
 
 
-class Federated(RoundSteps):
+class Federated(StrategyMethods):
     """Any algorithm of mimicfl as a Flower strategy.
 
     algorithm      a name (`mimic`, `fedprox:mu=0.1`) or an object

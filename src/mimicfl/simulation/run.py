@@ -106,11 +106,11 @@ class Run:
         self.round = self.participation.round(self.t, self._losses)
         return self.round.active
 
-    def request(self, rows: Tensor | None = None) -> TrainRequest | None:
-        """The request to the active clients of this round, whose numbers `rows` holds on the device; None if no client is available."""
+    def request(self, numbers: Tensor | None = None) -> TrainRequest | None:
+        """The request to the active clients of this round, which `numbers` holds on the device; None if no client is active."""
         if not len(self.round.active):
             return None
-        request = self.server.request(self.t, self.round.active, rows)
+        request = self.server.request(self.t, self.round.active, numbers)
         if self.versions is not None and self.round.versions is not None:
             request = self.versions.applied_to(request, self.round.versions)
         if self.diagnostics is not None:  # they compare the clients' own updates
