@@ -84,7 +84,7 @@ def forge(run, settings=None, rows=None):
         crc = zlib.crc32(text.encode(), crc)
         lines.append(f'{text[:-1]}, "crc": "{crc:08x}"}}\n')
     (run / "rows.jsonl").write_text("".join(lines))
-    folder._crc = crc
+    folder._rows.crc = crc
     for name, (tensors, facts) in held.items():
         folder.save(
             name, tensors, **{key: value for key, value in facts.items() if key not in ("format", "crc32", "rows", "config", "lengths")}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from .evaluate import Score
-from .store import Row as Row
+from .rows import Row as Row
 from .store import RunFolder
 
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
