@@ -53,8 +53,8 @@ class Experiment:
         stored_at_default=False,
     )
     partition: str = setting("auto", "how the samples are split among the clients", "SPEC")
-    model: str = setting("auto", "model; mlp:200,100 has two hidden layers", "SPEC")
-    loss: str = setting("auto", "loss; mse is half the mean squared error", "NAME")
+    model: str = setting("auto", "model (mlp:200,100 has two hidden layers)", "SPEC")
+    loss: str = setting("auto", "loss (mse is half the mean squared error)", "NAME")
     task: str = setting(
         "auto",
         "learning task, instead of a loss: it determines the loss, how outputs are interpreted, and the metrics",
