@@ -91,7 +91,7 @@ class TestOneFilePerAlgorithm:
         mf.run(mf.Experiment(rounds=1, epochs=1, num_clients=4, availability="always", algorithm="heavy-ball", plugins=[str(plugin)]))
         strategy = flower.HeavyBall(beta=0.7)
         assert strategy.algorithm.beta == 0.7
-        assert flower.HeavyBall(beta=0.8).words["algorithm"] == "heavy-ball:beta=0.8"
+        assert flower.HeavyBall(beta=0.8).config["algorithm"] == "heavy-ball:beta=0.8"
         assert "heavy-ball" in ALGORITHMS.factories
 
 

@@ -67,7 +67,7 @@ class Server:
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
         self.moments: Moments = {} if optimizer is None else optimizer.init(w)
-        self.mean = RunningMean(average, w, buffers) if average else None
+        self.running_mean = RunningMean(average, w, buffers) if average else None
 
     @property
     def w(self) -> Tensor:
@@ -76,7 +76,7 @@ class Server:
     @property
     def model(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The model that the run evaluates and returns, and its buffers: the global model, or the running mean."""
-        return (self.w, self.buffers) if self.mean is None else (self.mean.w, self.mean.buffers)
+        return (self.w, self.buffers) if self.running_mean is None else (self.running_mean.w, self.running_mean.buffers)
 
     def request(self, t: int, active: np.ndarray, numbers: Tensor | None = None) -> Request:
         """The request to the clients `active` in round t; `numbers` holds them on the device, if they are there already."""
@@ -142,23 +142,23 @@ class Server:
         if self.optimizer is not None:
             self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
         self.buffers = average_buffers(updates.buffers, weights)
-        if self.mean is not None:
-            self.mean.add(self.w, self.buffers)
+        if self.running_mean is not None:
+            self.running_mean.add(self.w, self.buffers)
         return step, g
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold."""
         moments = {f"optimizer.{name}": value for name, value in self.moments.items()}
         buffers = {f"buffer.{name}": value for name, value in self.buffers.items()}
-        return pack(self.state) | moments | buffers | ({} if self.mean is None else self.mean.tensors())
+        return pack(self.state) | moments | buffers | ({} if self.running_mean is None else self.running_mean.tensors())
 
     def restore(self, tensors: dict[str, Tensor], where: object) -> None:
         """Continue from what `tensors` returned, found in `where`."""
         unpack(self.state, tensors, where)
         self.moments = {name: _restored(f"optimizer.{name}", value, tensors, where) for name, value in self.moments.items()}
         self.buffers = {name: tensors[f"buffer.{name}"].to(self.w.device) for name in self.buffers}
-        if self.mean is not None:
-            self.mean.restore({name: _restored(name, value, tensors, where) for name, value in self.mean.tensors().items()})
+        if self.running_mean is not None:
+            self.running_mean.restore({name: _restored(name, value, tensors, where) for name, value in self.running_mean.tensors().items()})
 
     def _participation_rates(self, active: np.ndarray, forced: bool) -> Tensor | None:
         if not trait(self.algorithm, "needs_participation_rates"):

@@ -121,7 +121,7 @@ def _per_round(run: TrainingRun, cost: Cost) -> np.ndarray:
     else:
         sizes, of = np.unique(run.problem.clients.sizes, return_inverse=True)
         each = np.array([_client(run, cost, 0, int(size)) for size in sizes])[of]
-    return np.array([each[row].sum() for row in run.available])
+    return np.array([each[row].sum() for row in run.active])
 
 
 def _client(run: TrainingRun, cost: Cost, client: int, size: int) -> float:

@@ -101,7 +101,7 @@ class TrainingRun(Protocol):
 
     problem: Problem
     seed: int
-    available: np.ndarray  # bool [rounds, N]
+    active: np.ndarray  # bool [rounds, N]
     engine: str  # label of the engine in use, or of the engine at the last checkpoint
     threads: int  # 0 if results do not depend on the number of threads, or before it is set
 

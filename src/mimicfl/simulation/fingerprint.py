@@ -25,19 +25,19 @@ from .parts import RunParts
 
 def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
     """The fingerprint of the run's first `rounds` rounds."""
-    problem, server, available = run.problem, run.server, run.available[:rounds]
-    chosen, stages = run.participation_settings, run.participation.staged
-    busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
+    problem, server, active = run.problem, run.server, run.active[:rounds]
+    chosen, stages, mean = run.participation_settings, run.participation.staged, server.running_mean
+    busy = [(t, m) for t, m in enumerate(active.sum(axis=1).tolist()) if m]
     values, (shared, shared_own, unreadable) = Values(), _of_problem(problem)
     common = shared | {
         "algorithm": [describe(ALGORITHMS, server.algorithm), values.of(server.algorithm), _built_in_code(server.algorithm)]
         + ([] if server.optimizer is None else [values.of(server.optimizer), _built_in_code(server.optimizer)]),
         "local training": values.of(problem.local.fingerprint),
         "update": server.update,
-        "evaluation": run.eval_every if server.mean is None else [run.eval_every, server.mean.average, _built_in_code(server.mean)],
+        "evaluation": run.eval_every if mean is None else [run.eval_every, mean.average, _built_in_code(mean)],
     }
     own = shared_own | {
-        "schedule": values.of(available),
+        "schedule": values.of(active),
         "rates": [[rate(t, m) for rate in (server.local_lr, server.global_lr)] for t, m in busy],
         "seed": run.seed,
         "callback": _callbacks(run.callbacks.of_result, values),

@@ -20,7 +20,7 @@ class RunParts(Protocol):
     server: Server
     recorder: Recorder
     participation_settings: ParticipationSettings
-    available: np.ndarray  # bool [rounds, N]
+    active: np.ndarray  # bool [rounds, N]
     participation: Participation
     versions: Versions | None  # of an asynchronous run: the models that clients may still be training from
     planned: int  # rounds, also if a callback stops the run earlier

@@ -28,7 +28,7 @@ from ..metrics.recorder import Recorder, Row, scored
 from ..metrics.store import RunFolder, as_folder
 from ..participation.run_schedule import Participation
 from ..participation.settings import ParticipationSettings
-from ..participation.stages import Round
+from ..participation.stages import RoundClients
 from ..problem import Problem
 from .checkpoint import Checkpoints
 from .fingerprint import fingerprint
@@ -52,8 +52,8 @@ class Run:
         self.problem, self.server, self.participation = problem, server, participation
         self.participation_settings = participation_settings
         self.seed, self.eval_every, self.checkpoint_every = seed, eval_every, checkpoint_every
-        self.available = participation.active  # up to the last round, which a callback may decide
-        self.planned, self.round = len(self.available), Round()
+        self.active = participation.active  # up to the last round, which a callback may decide
+        self.planned, self.round = len(self.active), RoundClients()
         self.versions = None if participation.arrivals is None else Versions(server, participation.arrivals)
         self.recorder, self.visits = Recorder(), Visits(len(problem.split))
         self.checkpoints: Checkpoints | None = None  # of a run that is kept in a folder
@@ -77,7 +77,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        return len(self.available)
+        return len(self.active)
 
     def _losses(self, clients: np.ndarray) -> np.ndarray:
         return self.problem.client_losses(self.server.w, self.server.buffers, clients)
@@ -188,7 +188,7 @@ class Run:
     def end_where_stopped(self) -> None:
         """No rounds follow the one in which a callback stopped the run."""
         if self.recorder.rows and self.recorder.rows[-1].get("stopped"):
-            self.available = self.available[: self.t]
+            self.active = self.active[: self.t]
 
     @property
     def due(self) -> bool:

@@ -160,7 +160,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "lr": describe(RATES, server.local_lr),
         "global_lr": "local" if follows else describe(RATES, server.global_lr),
         **({} if server.optimizer is None else {"server_optimizer": describe(SERVER_OPTIMIZERS, server.optimizer)}),
-        **({} if server.mean is None else {"average": server.mean.average}),
+        **({} if server.running_mean is None else {"average": server.running_mean.average}),
         "update": server.update,
         "weighting": problem.weighting,
         **described_loss(problem.loss),
