@@ -19,7 +19,7 @@ from .averaging import RunningMean
 from .base import Algorithm, Step, checked_instructions, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
 from .client_numbers import on_device
-from .finite import check_model, check_updates, good_clients
+from .finite import check_global_model, check_updates, good_clients
 from .server_optimizers import Moments, ServerOptimizer
 from .updates import ClientUpdates as ClientUpdates
 from .updates import Request as Request
@@ -117,7 +117,7 @@ class Server:
         """
         check_updates(request, good_clients([updates])[0])
         found = self.advance(request, updates)
-        check_model(self.w, request)
+        check_global_model(self.w, request)
         return found
 
     def advance(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:

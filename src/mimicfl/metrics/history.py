@@ -39,9 +39,7 @@ class History:
     params: Tensor = field(repr=False)  # [d]
     num_clients: int
     client_accuracy: list[float | None] = field(default_factory=list, repr=False)  # on each client's training samples, after the last round
-    client_scores: list[float | None] = field(
-        default_factory=list, repr=False, kw_only=True
-    )  # main metric on each client's own test samples
+    client_scores: list[float | None] = field(default_factory=list, repr=False, kw_only=True)  # main metric on its own test samples
     class_counts: np.ndarray | None = field(default=None, repr=False)  # [N, classes]
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)

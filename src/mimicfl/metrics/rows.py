@@ -15,6 +15,7 @@ MOST_CLIENTS = 10**9  # a larger client id means a damaged row
 CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a line
 FROM_START = "delete checkpoint.safetensors and final.safetensors to repeat the run from the start"
 Row = dict[str, Any]
+TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")  # columns that count from the first round
 
 
 class RowsFile:
@@ -105,9 +106,7 @@ def _is_row(row: Any) -> bool:
     """Whether a parsed line has all columns that readers rely on, with valid values."""
     if not isinstance(row, dict) or not isinstance(row.get("clients"), list):
         return False
-    counts = all(
-        isinstance(row.get(key), int) for key in ("round", "active", "uploads", "vectors_up", "bytes_up", "vectors_down", "bytes_down")
-    )
+    counts = all(isinstance(row.get(key), int) for key in ("round", "active", *TOTALS))
     values = [row.get(key) for key in ("test_accuracy", "test_loss", "train_loss", "distance")]
     finite = all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values)
     return counts and finite and all(isinstance(client, int) and 0 <= client < MOST_CLIENTS for client in row["clients"])

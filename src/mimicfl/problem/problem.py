@@ -48,7 +48,7 @@ class Problem:
     optimum: Tensor | None  # [d] where it is known
     test_split: list[np.ndarray] | None = None  # test sample numbers of each client, where clients have their own
     test_partition: str = ""  # how they were assigned, if known
-    found: dict[str, Any] = field(default_factory=dict, repr=False)  # facts that are expensive to find, by name
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)  # facts that are expensive to find, by name
 
     @classmethod
     def of(

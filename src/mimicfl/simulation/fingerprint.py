@@ -70,7 +70,7 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
 
 def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What the problem adds to `common` and to `own`, and the unreadable functions; found once for all runs that share the problem."""
-    if "fingerprint" not in problem.found:
+    if "fingerprint" not in problem.cache:
         template, values, shape = problem.template, Values(), Values(by_shape=weights_of(problem.template))
         common = {
             "weighting": values.of(problem.weighting),
@@ -87,8 +87,8 @@ def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[s
             "initial weights": values.of(flatten(template)),
             "device": problem.device.type,
         }
-        problem.found["fingerprint"] = common, own, values.unreadable | shape.unreadable
-    return problem.found["fingerprint"]  # type: ignore[no-any-return]
+        problem.cache["fingerprint"] = common, own, values.unreadable | shape.unreadable
+    return problem.cache["fingerprint"]  # type: ignore[no-any-return]
 
 
 def _built_in_code(part: object) -> list[str]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms import trait
-from ..algorithms.finite import check_model
+from ..algorithms.finite import check_global_model
 from ..algorithms.server import ClientUpdates, Server
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
@@ -127,7 +127,7 @@ class Run:
         if self.versions is not None:
             self.versions.stepped(self.t)
         if self.diagnostics and before:
-            check_model(self.server.w, request)
+            check_global_model(self.server.w, request)
             active = torch.from_numpy(request.active).to(self.problem.device)
             self.diagnosis = self.diagnostics.after(before, self.server.w, step, active, g, request.buffers)
         self.score = None
