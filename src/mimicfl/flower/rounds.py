@@ -118,7 +118,7 @@ class RoundSteps(FlowerFedAvg):
             raise Refused(reason(reply))
         request, control = sent.details, self.form.check_reply(sent.client, reply.content)
         start = request.starts.get(sent.client, request.w)
-        place = request.places.pop(sent.client, None)  # once: a second answer must not overwrite the first
+        place = request.places.pop(sent.client, None)  # once: a second reply must not overwrite the first
         how = (request.eta_L, self.needs_steps, self.weighted_by_key, self.form.send, place, self.form.needs_g, self.compression)
         update = read_update(reply.content, self.form.layout, start, *how)
         if why := self.bound.check_fixed(update, request.eta_L):

@@ -29,7 +29,7 @@ class StrategyMethods(RoundSteps):
     _loop: Loop | None
     _outgoing: list[tuple[Message, SentMessage]]  # the messages of this round
     _released: Recent
-    _arrived: dict[str, tuple[SentMessage, Update | None]]  # id of the message -> its checked answer
+    _arrived: dict[str, tuple[SentMessage, Update | None]]  # id of the message -> its checked reply
 
     @property
     def keeps_replies(self) -> bool:
@@ -37,7 +37,7 @@ class StrategyMethods(RoundSteps):
         return bool(overridden(self, "aggregate_train"))
 
     def arrived(self, sent: SentMessage, reply: Message, update: Update) -> None:
-        """Keep a checked answer for `aggregate_train`, and release its arrays if nobody else needs them."""
+        """Keep a checked reply for `aggregate_train`, and release its arrays if nobody else needs them."""
         self._arrived[reply.metadata.reply_to_message_id] = (sent, None if self.keeps_replies else update)
         if not self.keeps_replies:
             for name, record in records_of(reply.content, ArrayRecord).items():
