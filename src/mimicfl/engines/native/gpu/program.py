@@ -61,13 +61,12 @@ class DeviceProgram(Network):
         super().__init__(model, data, loss)
         self.device, self.extras, cuda = device, extras, device.type == "cuda"
         limit = shared_memory(device) if cuda else EMULATED
-        self.source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
+        source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
         self.table = self.table.to(device)
-        sizes = {name: int(self.source.split(f" {name} = ", 1)[1].split(",")[0].split(";")[0]) for name in ("SHARED", "ROOM", "FAR")}
-        self.shared, self.space = 4 * sizes["SHARED"], 4 * sizes["ROOM"] + sizes["FAR"]
+        self.shared, self.space = 4 * source.shared, source.space  # bytes; floats
         self.blocks = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
-        self.kernels = Kernels(self.source, device) if cuda else None
-        self.library = None if cuda else load(self.source, ("-O1",))  # only for tests
+        self.kernels = Kernels(source.code, device) if cuda else None
+        self.library = None if cuda else load(source.code, ("-O1",))  # only for tests
         self.spaces = torch.empty(0, self.space, dtype=torch.float32, device=device)
 
     def _space(self, blocks: int) -> Tensor:
