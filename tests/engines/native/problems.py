@@ -10,15 +10,25 @@ from torch import nn
 import mimicfl as mf
 from mimicfl.clients.losses import as_loss
 from mimicfl.clients.params import flatten
-from mimicfl.engines.native.engine import Batches, Program
+from mimicfl.data.clients import Clients
+from mimicfl.engines.native.engine import Batches, NativeEngine, Program
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler on this machine")
+QUICK = ("-O1", "-march=native")  # compiles fast
 
 
 def problem(shape, outputs, n=40, loss="cross-entropy"):
     x = torch.randn(n, *shape)
     y = torch.arange(n) % outputs if loss == "cross-entropy" else torch.randn(n, outputs)
     return mf.Data(x, y, x, y)
+
+
+def native(model, data, loss="cross-entropy"):
+    return NativeEngine(model, Clients(data, [np.arange(len(data.x_train))], torch.device("cpu"), torch.float32), as_loss(loss), QUICK)
+
+
+def linear():
+    return nn.Sequential(nn.Linear(6, 4))
 
 
 def assert_close(ours, theirs, tolerance=2e-5):
