@@ -68,7 +68,7 @@ class Cost:
         try:
             two, four = (_counted(problem, samples) for samples in (2, 4))
         except Exception:  # a guess is enough: it only decides whether to prepare a faster engine
-            return cls(50, 6, 0, (0.0, 6.0 * problem.work.w.numel()), (0.0, 0.0))
+            return cls(50, 6, 0, (0.0, 6.0 * problem.workspace.w.numel()), (0.0, 0.0))
         return cls(two.calls, two.products, two.convolutions, _line(two.flops, four.flops), _line(two.elements, four.elements))
 
     def step(self, samples: np.ndarray, device: str) -> np.ndarray:

@@ -189,7 +189,7 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
 
 def _most(run: Run) -> int:
     """How many runs like this one can be open at once, limited by memory for their states and by open files for their locks."""
-    w = run.problem.work.w
+    w = run.problem.workspace.w
     each = (len(run.problem.split) + 8) * w.numel() * w.element_size()
     free = torch.cuda.mem_get_info(run.problem.device)[0] if run.problem.device.type == "cuda" else free_memory()
     return max(1, min(int(SHARE * free / each), open_files() - SPARE_FILES))

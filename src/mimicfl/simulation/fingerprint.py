@@ -76,7 +76,7 @@ def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[s
             "weighting": values.of(problem.weighting),
             "model": [ADDRESS.sub("", str(template)), shape.of(template), _tied(template)],
             "loss": values.of(problem.loss),
-            "precision": [problem.precision, str(problem.work.w.dtype)],
+            "precision": [problem.precision, str(problem.workspace.w.dtype)],
         }
         if problem.data.transform is not None:
             common["transform"] = values.of(problem.data.transform)

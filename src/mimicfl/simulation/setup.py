@@ -53,8 +53,8 @@ def make_server(
     follows = isinstance(global_lr, str) and global_lr == "local"
     server = Server(
         algorithm,
-        problem.work.w.clone(),
-        problem.work.buffers(),
+        problem.workspace.w.clone(),
+        problem.workspace.buffers(),
         problem.share,
         local_lr=local_lr,
         global_lr=local_lr if follows else rate_schedule(global_lr),

@@ -147,7 +147,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "source": "python",
         "dataset": problem.data.name,
-        "model": f"{type(problem.template).__name__.lower()} with {problem.work.w.numel():,} parameters",
+        "model": f"{type(problem.template).__name__.lower()} with {problem.workspace.w.numel():,} parameters",
         "partition": problem.partition or "custom",
         "num_clients": len(problem.split),
         "algorithm": describe(ALGORITHMS, server.algorithm),
