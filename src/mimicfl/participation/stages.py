@@ -126,10 +126,8 @@ class Stages:
             return available
         known = self
         if self.selection.needs_model:
-            asked = self.selection.asked
-            known = Stages(
-                All() if asked is None else Uniform(asked), self.seconds, self.deadline, self.sizes, self.seed, self.round_seconds
-            )
+            most = self.selection.num_selected
+            known = Stages(All() if most is None else Uniform(most), self.seconds, self.deadline, self.sizes, self.seed, self.round_seconds)
         active = np.zeros_like(available)
         for t, row in enumerate(available):
             active[t, known.round(t, np.flatnonzero(row), _no_losses).active] = True
