@@ -65,7 +65,7 @@ class History:
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
         chart = curves([(repr(self), "", xs, ys)], "model uploads", metric.replace("_", " "))
-        schedule = schedule_picture(self.available) if self.rows and self.num_clients else ""
+        schedule = schedule_picture(self.active) if self.rows and self.num_clients else ""
         return f"<code>{html.escape(repr(self))}</code>{table([], facts)}{chart}{schedule}"
 
     def curve(self) -> tuple[str, list[int], list[float]]:
@@ -88,12 +88,17 @@ class History:
         return module
 
     @property
-    def available(self) -> np.ndarray:
-        """Which clients participated, bool [rounds, clients]."""
-        available = np.zeros((len(self.rows), self.num_clients), dtype=bool)
+    def active(self) -> np.ndarray:
+        """Which clients were active in which round, bool [rounds, clients]."""
+        active = np.zeros((len(self.rows), self.num_clients), dtype=bool)
         for t, row in enumerate(self.rows):
-            available[t, row["clients"]] = True
-        return available
+            active[t, row["clients"]] = True
+        return active
+
+    @property
+    def available(self) -> np.ndarray:
+        """The former name of `active`, from before rounds had a selection and a deadline."""
+        return self.active
 
     def last(self, key: str) -> Any:
         """The last value of a column that is not None, or None."""
