@@ -1,6 +1,6 @@
 """The native engine on a GPU: the same requests and updates as the plain engine; each client's local training is one block's work."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from ....data.clients import Clients, Holdout
 from ....data.samples import single
 from ...capabilities import Unsupported, unsupported_on_error
 from ...interface import ClientUpdates, TrainRequest
-from ...population import largest
+from ...population import different, largest
 from ..network import refuse_requests
 from ..verify import verify
 from .generate import EXTRAS
@@ -70,17 +70,13 @@ class NativeGpuEngine:
         return [found[k] for k in range(len(requests))]
 
     def _train(self, requests: list[TrainRequest], program: DeviceProgram) -> list[ClientUpdates]:
-        parts: dict[tuple[Hashable, ...], tuple[int, Part]] = {}  # algorithms that are compared train the same clients on the same batches
-        which = []  # the part of each client
-        for request in requests:
-            for client in request.active.tolist():
-                key = (id(request.clients), request.local.passes, request.seed, request.t, client)
-                if key not in parts:
-                    sizes, order, _ = draw(request.clients, client, request.local, request.seed, (request.t, client))
-                    parts[key] = len(parts), (request.clients.split[client][order], sizes)
-                which.append(parts[key][0])
+        parts: list[Part] = []
+        clients, which = different(requests)
+        for request, client in clients:
+            sizes, order, _ = draw(request.clients, client, request.local, request.seed, (request.t, client))
+            parts.append((request.clients.split[client][order], sizes))
         counts = [len(request.active) for request in requests]
-        batches, steps = self._batches(requests, counts, [part for _, part in parts.values()], np.array(which), program)
+        batches, steps = self._batches(requests, counts, parts, which, program)
         g, loss, sent = program.train(batches)
         K = program.on_device(steps, np.int64)
         columns = [rows.split(counts) for rows in (g, K, (loss / K).to(torch.float32))]
