@@ -65,7 +65,7 @@ class Reference:
 
     @cached_property
     def noise(self) -> Tensor:
-        w = self.problem.work.w
+        w = self.problem.workspace.w
         return torch.from_numpy(stream(self.run.seed, "nearby").standard_normal(w.numel())).to(w)
 
     def updates(self, point: int, rounded: bool = False) -> ClientUpdates:
@@ -230,7 +230,7 @@ def few_steps(run: TrainingRun, clients: list[int], steps: int) -> TrainRequest:
     problem, local, request = run.problem, run.problem.local, run.example_request()
     batch = max(local.batch_sizes(int(problem.clients.sizes.max())))
     parts = [_subset(problem, problem.split[client], batch, steps) for client in clients]
-    few = Clients(problem.data, parts, problem.device, problem.work.input_dtype)
+    few = Clients(problem.data, parts, problem.device, problem.workspace.input_dtype)
     short = dataclasses.replace(local, epochs=None, steps=steps, weight_decay=local.weight_decay - local.l2, lr=0.01)
     given = request.instructions
     shift = given.shift if isinstance(given.shift, float) else given.shift[:1].expand(len(parts), -1)
