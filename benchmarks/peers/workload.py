@@ -222,13 +222,14 @@ IMAGE = (3, 32, 32)
 CNN = Workload("pfl's CIFAR-10 CNN", cnn, IMAGE, 100, 50, 50, 10, rate=0.1)
 RESNET = Workload("ResNet-18, BatchNorm, batch 10", resnet18, IMAGE, 4, 4, 20, 10)
 LENET = Workload("LeNet, batch 16", lenet, (1, 28, 28), 30, 30, 2000, 16, epochs=5)
+TRANSFORMER = Workload("transformer 96x3, 20 tokens", small_transformer, (20,), 20, 20, 256, 16, vocabulary=1000)
 STACKOVERFLOW = Workload("transformer 96x3, feed-forward 1,536, 20 tokens", stackoverflow, (20,), 16, 8, 64, 16, vocabulary=10_004)
 LORA = Workload("frozen transformer, LoRA rank 8", lora, (32,), 16, 8, 32, 8, vocabulary=2000)
 TRACE = Workload("1,000 clients on a trace, SCAFFOLD", lenet, (1, 28, 28), 1000, 50, 40, 10, stateful=True, rounds=6)
 SUITE = {
     "lenet-3": replace(LENET, title="LeNet, cohort 3", cohort=3, rounds=5),
     "lenet-30": replace(LENET, title="LeNet, cohort 30"),
-    **{"cifar10-cnn": CNN, "resnet18": RESNET, "stackoverflow": STACKOVERFLOW, "lora": LORA, "trace": TRACE},
+    **{"cifar10-cnn": CNN, "resnet18": RESNET, "transformer": TRANSFORMER, "stackoverflow": STACKOVERFLOW, "lora": LORA, "trace": TRACE},
 }
 
 
