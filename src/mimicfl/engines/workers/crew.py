@@ -72,27 +72,23 @@ class Crew:
         self.results = [Block(SPARE * room_for(first.outputs)) for _ in range(BLOCKS)]
         self.processes: list[Process] = []
         self.rounds = 0
-        self.ended = weakref.finalize(self, _end, self.processes, os.getpid())
+        self.end = weakref.finalize(self, _end, self.processes, os.getpid())  # called at the latest when nobody needs the crew
 
     def has_room(self, round: Round) -> bool:
         size = room_for(round.outputs)
         return round.begin + room_for(round.inputs) <= self.inputs.size and any(each.free and size <= each.size for each in self.results)
 
     def train(self, round: Round, requests: Sequence[TrainRequest], jobs: Sequence[Job], count: int) -> list[ClientUpdates]:
-        """Train with `count` processes. If anything goes wrong, the crew ends."""
+        """Train with `count` processes. A crew that raises an exception must be ended."""
         block = next(k for k, each in enumerate(self.results) if each.free)
         places = iter(self.results[block].tensors(round.outputs))
         results = [Results.of(request, places) for request in requests]
         round.write(self.inputs)
         self.rounds += 1
-        try:
-            self._replace_ended()
-            while len(self.processes) < count:
-                self.processes.append(self._start())
-            self._carry_out(block, deque(jobs), self.processes[:count])
-        except BaseException:
-            self.ended()
-            raise
+        self._replace_ended()
+        while len(self.processes) < count:
+            self.processes.append(self._start())
+        self._carry_out(block, deque(jobs), self.processes[:count])
         return [each.collected() for each in results]
 
     def _carry_out(self, block: int, waiting: deque[Job], free: list[Process]) -> None:
@@ -130,7 +126,9 @@ class Crew:
 
     def _replaced(self, process: Process) -> Process:
         process.end()
-        self.processes[self.processes.index(process)] = new = self._start()
+        place = self.processes.index(process)
+        del self.processes[place]  # its pipes are closed, and the new worker must not close them again
+        self.processes.insert(place, new := self._start())
         return new
 
     def _failure(self, process: Process, text: str) -> Exception:

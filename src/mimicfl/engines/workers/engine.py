@@ -13,7 +13,7 @@ from ...clients.losses import Loss
 from ...clients.params import mix_in
 from ...data.clients import Clients, Holdout
 from ...data.samples import Samples, tensors
-from ...fingerprint.values import Values
+from ...fingerprint.values import Values, weights_of
 from ..capabilities import Unsupported
 from ..interface import ClientUpdates, TrainRequest
 from ..native.layers import compile_layers
@@ -62,9 +62,15 @@ class WorkersEngine:
         jobs = [(a, row) for a, request in enumerate(requests) for row in range(len(request.active))]
         jobs.sort(key=lambda job: -int(requests[job[0]].clients.sizes[requests[job[0]].active[job[1]]]))  # longest first
         crew, round = self._crew_for(requests)
-        found = crew.train(round, requests, jobs, self.processes(len(jobs)))
-        if any(_runs_own_code(request) for request in requests):
-            self._disband()
+        lasting = not any(_runs_own_code(request) for request in requests)
+        try:
+            found = crew.train(round, requests, jobs, self.processes(len(jobs)))
+        except BaseException:
+            lasting = False
+            raise
+        finally:
+            if not lasting:
+                self._disband()
         return found
 
     def processes(self, jobs: int) -> int:
@@ -92,7 +98,7 @@ class WorkersEngine:
 
     def _disband(self) -> None:
         if self.crew:
-            self.crew.ended()
+            self.crew.end()
         self.crew = None
 
     def _stamp(self, known: Sequence[tuple[Clients, Any]]) -> str:
@@ -100,7 +106,7 @@ class WorkersEngine:
 
         Data are described by how often they were changed in place, since hashing them would take longer than a round.
         """
-        values = Values(by_shape=[*self.model.parameters(), *self.model.buffers(), *self.plain.work.module.parameters(), *self.plain.work.module.buffers()])
+        values = Values(by_shape=[*weights_of(self.model), *weights_of(self.plain.work.module)])
         changes = [[_versions(clients.x), _versions(clients.y)] for clients, _ in known]
         classes = [type(module) for module in self.model.modules()]  # those of the workspace's copy may be mixed with ours
         return values.of([self.plain.work.module, classes, self.loss, [local for _, local in known], changes])

@@ -43,7 +43,9 @@ class Block:
         for dtype, shape in shapes:
             begin, count = aligned(begin), torch.Size(shape).numel()
             kind = getattr(torch, dtype)
-            found.append(torch.frombuffer(view, dtype=kind, count=count, offset=begin).view(shape) if count else torch.zeros(shape, dtype=kind))
+            found.append(
+                torch.frombuffer(view, dtype=kind, count=count, offset=begin).view(shape) if count else torch.zeros(shape, dtype=kind)
+            )
             begin += count * kind.itemsize
         return found
 
