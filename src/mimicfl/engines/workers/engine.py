@@ -18,7 +18,7 @@ from ..capabilities import Unsupported
 from ..interface import ClientUpdates, TrainRequest
 from ..native.layers import compile_layers
 from ..plain import PlainEngine
-from .crew import Crew, Job
+from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
 from .memory import Round, index_of
 

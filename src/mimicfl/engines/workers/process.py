@@ -26,7 +26,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def leave_signals_to_parent() -> None:
-    """Ignore Ctrl-C, which a terminal sends to all processes: the parent decides whether the round is finished. Other handlers are not ours."""
+    """Ignore Ctrl-C, which a terminal sends to all processes: the parent decides what happens. Its handlers are not for its children."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 

@@ -51,9 +51,11 @@ def multi_head_attention(
     need_weights: bool = True,
     attn_mask: Tensor | None = None,
     use_separate_proj_weight: bool = False,
-    *_: Any,
+    *others: Any,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
     is_causal: bool = False,
-    **__: Any,
+    **_: Any,
 ) -> Call | None:
     """Return the call of `nn.MultiheadAttention` if it is self-attention as above, without weights as a result. The names are PyTorch's.
 
@@ -61,24 +63,28 @@ def multi_head_attention(
     """
     if not (query is key is value) or need_weights or key_padding_mask is not None or (attn_mask is not None and not is_causal):
         return None
-    if use_separate_proj_weight or bias_k is not None or bias_v is not None or add_zero_attn or (dropout_p and training):
+    if use_separate_proj_weight or add_zero_attn or (dropout_p and training) or others:
         return None
-    weights, biases = (in_proj_weight, out_proj_weight), (in_proj_bias, out_proj_bias)
-    if not plain(query) or query.ndim != 3 or not query.numel() or torch.is_autocast_enabled("cpu"):
+    if any(each is not None for each in (bias_k, bias_v, static_k, static_v)):
         return None
-    if not all(plain(w) and w.ndim == 2 and w.is_contiguous() and fits(bias, w) for w, bias in zip(weights, biases, strict=True)):
+    if not plain(query) or query.ndim != 3 or not query.numel() or torch.is_autocast_enabled("cpu") or in_proj_weight is None:
         return None
     positions, _, width = query.shape
-    features, shapes = width // num_heads, [w.shape for w in weights if w is not None]
-    if width != embed_dim_to_check or features * num_heads != width or shapes != [(3 * width, width), (width, width)]:
+    features = width // num_heads
+    parts = ((in_proj_weight, in_proj_bias, 3 * width), (out_proj_weight, out_proj_bias, width))
+    if not all(plain(w) and w.shape == (outputs, width) and w.is_contiguous() and fits(bias, w) for w, bias, outputs in parts):
+        return None
+    if width != embed_dim_to_check or features * num_heads != width:
         return None
     if features > MOST_FEATURES or positions * max(positions, features) > MOST:
         return None
 
+    tensors = (in_proj_weight, out_proj_weight, in_proj_bias, out_proj_bias)
+
     def run(functions: Functions, _: object) -> tuple[Tensor, None]:
         x = query.transpose(0, 1)
         swapped = x.is_contiguous()  # the samples come first in memory
-        y: Tensor = SelfAttention.apply(x if swapped else query, *weights, *biases, num_heads, bool(is_causal), swapped, functions)
+        y: Tensor = SelfAttention.apply(x if swapped else query, *tensors, num_heads, bool(is_causal), swapped, functions)
         y = y.view(x.shape if swapped else query.shape)
         return y.transpose(0, 1) if swapped else y, None
 
@@ -183,7 +189,7 @@ class _Places:
         return [projected.data_ptr() + k * self.width * projected.element_size() for k in range(3)]
 
     def strides(self, *kinds: int) -> Any:
-        """Return the strides of sample, head and position, in C: 3 stands for queries, keys and values, and 1 for a matrix of their width."""
+        """Return the strides of sample, head and position, in C. 3 means queries, keys and values, 1 a matrix of their width."""
         found = []
         for parts in kinds:
             row = parts * self.width
