@@ -69,7 +69,7 @@ def multi_head_attention(
         return None
     if not plain(query) or query.ndim != 3 or not query.numel() or torch.is_autocast_enabled("cpu") or in_proj_weight is None:
         return None
-    positions, _, width = query.shape
+    positions, width = query.shape[0], query.shape[2]
     features = width // num_heads
     parts = ((in_proj_weight, in_proj_bias, 3 * width), (out_proj_weight, out_proj_bias, width))
     if not all(plain(w) and w.shape == (outputs, width) and w.is_contiguous() and fits(bias, w) for w, bias, outputs in parts):
