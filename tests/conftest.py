@@ -84,7 +84,7 @@ def forge(run, settings=None, rows=None):
         crc = zlib.crc32(text.encode(), crc)
         lines.append(f'{text[:-1]}, "crc": "{crc:08x}"}}\n')
     (run / "rows.jsonl").write_text("".join(lines))
-    folder._crc = crc
+    folder._rows.crc = crc
     for name, (tensors, facts) in held.items():
         folder.save(
             name, tensors, **{key: value for key, value in facts.items() if key not in ("format", "crc32", "rows", "config", "lengths")}
@@ -142,5 +142,5 @@ def make_run(model, data, split, *, algorithm="mimic", availability="always", ro
     how = {"weighting": "uniform", "device": "cpu", "precision": "fp32"}
     where = [change.pop(name, value) for name, value in how.items()]
     problem = Problem.of(model, data, split, local or mf.LocalSGD(epochs=1), loss, *where)
-    settings = {"uploads": None, "global_lr": "local", "update": "sum", "eval_every": 1} | change
-    return set_up(problem, algorithm=algorithm, availability=availability, rounds=rounds, seed=seed, **settings)
+    chosen = {"algorithm": algorithm, "availability": availability, "rounds": rounds, "seed": seed}
+    return set_up(problem, vars(mf.Experiment()) | chosen | change)

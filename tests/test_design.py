@@ -12,7 +12,7 @@ from mimicfl.algorithms import ALGORITHMS
 from mimicfl.cli.main import main
 from mimicfl.experiments.build import build
 from mimicfl.metrics.store import find_runs
-from mimicfl.settings import NOT_IN_RESULT, SETTINGS, arguments_of, help_of
+from mimicfl.settings import NOT_IN_RESULT, SETTINGS, help_of, settings_of
 from tests.conftest import ROOT
 
 PLUGIN = """
@@ -91,7 +91,7 @@ class TestOneFilePerAlgorithm:
         mf.run(mf.Experiment(rounds=1, epochs=1, num_clients=4, availability="always", algorithm="heavy-ball", plugins=[str(plugin)]))
         strategy = flower.HeavyBall(beta=0.7)
         assert strategy.algorithm.beta == 0.7
-        assert flower.HeavyBall(beta=0.8).words["algorithm"] == "heavy-ball:beta=0.8"
+        assert flower.HeavyBall(beta=0.8).config["algorithm"] == "heavy-ball:beta=0.8"
         assert "heavy-ball" in ALGORITHMS.factories
 
 
@@ -128,11 +128,14 @@ class TestSettings:
     def test_every_setting_reaches_the_run(self):
         """A setting that nothing takes would be silently ignored, and so would one that `mf.simulate` does not take."""
         from mimicfl.clients.local import Local
+        from mimicfl.participation.settings import ParticipationSettings
         from mimicfl.problem import Problem
-        from mimicfl.simulation.setup import set_up
+        from mimicfl.simulation.run import Run
+        from mimicfl.simulation.setup import make_participation, make_server
 
-        assert set(inspect.signature(set_up).parameters) <= {"problem", *inspect.signature(mf.simulate).parameters}
-        taken = {name for function in (Local, Problem.of, set_up) for name in arguments_of(function, mf.Experiment())}
+        of_run = {name for f in (ParticipationSettings.of, make_server, make_participation, Run) for name in settings_of(f)}
+        assert of_run <= set(inspect.signature(mf.simulate).parameters)
+        taken = of_run.union(settings_of(Local), settings_of(Problem.of))
         built = {
             "dataset",
             "data_path",

@@ -24,6 +24,14 @@ def test_the_version_is_in_one_place():
     assert [file.name for file in others] == ["_version.py"]
 
 
+def test_the_wheel_holds_every_file_of_the_package():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["mimicfl"]
+    package = ROOT / "src" / "mimicfl"
+    shipped = {file for pattern in declared for file in package.glob(pattern)}
+    data = {file for file in package.rglob("*") if file.is_file() and file.suffix not in (".py", ".pyc")}
+    assert sorted(data - shipped) == []
+
+
 def loaded(path):
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)

@@ -22,7 +22,7 @@ def use(experiment: mf.Experiment, model: nn.Module, data: mf.Data) -> None:
     assert_type(history, mf.History)
     assert_type(history.rows, list[dict[str, Any]])
     assert_type(history.model(), nn.Module)
-    assert_type(history.available, np.ndarray)
+    assert_type(history.active, np.ndarray)
     assert_type(mf.simulate(model, data, mf.partition.iid(data.y_train, 5), mf.MimiC(), rounds=3), mf.History)
     assert_type(mf.compare(experiment, [mf.FedAvg, "mimic"], seeds=2), dict[str, list[mf.History]])
     assert_type(mf.read("runs/a"), mf.History)

@@ -4,6 +4,7 @@ Data are generated from a seed and have the right shape; no measurement depends 
 so that a fast engine can be compared with the plain one. Sizes are scaled down for two CPU cores, for all frameworks alike.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -11,8 +12,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -222,13 +224,14 @@ IMAGE = (3, 32, 32)
 CNN = Workload("pfl's CIFAR-10 CNN", cnn, IMAGE, 100, 50, 50, 10, rate=0.1)
 RESNET = Workload("ResNet-18, BatchNorm, batch 10", resnet18, IMAGE, 4, 4, 20, 10)
 LENET = Workload("LeNet, batch 16", lenet, (1, 28, 28), 30, 30, 2000, 16, epochs=5)
+TRANSFORMER = Workload("transformer 96x3, 20 tokens", small_transformer, (20,), 20, 20, 256, 16, vocabulary=1000)
 STACKOVERFLOW = Workload("transformer 96x3, feed-forward 1,536, 20 tokens", stackoverflow, (20,), 16, 8, 64, 16, vocabulary=10_004)
 LORA = Workload("frozen transformer, LoRA rank 8", lora, (32,), 16, 8, 32, 8, vocabulary=2000)
 TRACE = Workload("1,000 clients on a trace, SCAFFOLD", lenet, (1, 28, 28), 1000, 50, 40, 10, stateful=True, rounds=6)
 SUITE = {
     "lenet-3": replace(LENET, title="LeNet, cohort 3", cohort=3, rounds=5),
     "lenet-30": replace(LENET, title="LeNet, cohort 30"),
-    **{"cifar10-cnn": CNN, "resnet18": RESNET, "stackoverflow": STACKOVERFLOW, "lora": LORA, "trace": TRACE},
+    **{"cifar10-cnn": CNN, "resnet18": RESNET, "transformer": TRANSFORMER, "stackoverflow": STACKOVERFLOW, "lora": LORA, "trace": TRACE},
 }
 
 
@@ -264,8 +267,18 @@ def arguments() -> tuple[Workload, int]:
 
 
 def processor_time() -> float:
-    """Seconds of processor time of this process and of its children that have ended."""
-    return sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    """Seconds of processor time of this process and of its children, those that have ended and those that live."""
+    ended = sum(used.ru_utime + used.ru_stime for used in map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)))
+    return ended + sum(int(fields[11]) + int(fields[12]) for fields in running() if int(fields[1]) == os.getpid()) / os.sysconf(
+        "SC_CLK_TCK"
+    )
+
+
+def running() -> Iterator[list[str]]:
+    """The fields of all processes from /proc/PID/stat, after number and name: state, parent, ..., user and system time in places 11, 12."""
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended
+            yield file.read_text().rpartition(")")[2].split()
 
 
 class Clock:

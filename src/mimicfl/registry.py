@@ -52,7 +52,7 @@ class Registry(Generic[T]):
                 f"{name!r} cannot be the name of a {self.kind}: use letters, digits, '_', '-', '.', and neither 'auto' nor 'local'"
             )
         existing = self.factories.get(name)
-        if existing is not None and _built_in(existing) and _origin(existing) != _origin(factory):  # reports could not distinguish them
+        if existing is not None and is_built_in(existing) and _origin(existing) != _origin(factory):  # reports could not distinguish them
             raise UsageError(f"{self.kind} {name!r} is built in: register yours under another name")
         self.factories[name] = factory
         return factory
@@ -233,7 +233,7 @@ def _origin(factory: object) -> tuple[Any, Any]:
     return getattr(factory, "__module__", None), getattr(factory, "__qualname__", factory)
 
 
-def _built_in(factory: object) -> bool:
+def is_built_in(factory: object) -> bool:
     return str(getattr(factory, "__module__", "")).partition(".")[0] == "mimicfl"
 
 

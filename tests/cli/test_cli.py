@@ -69,7 +69,7 @@ def test_every_help_shows_an_example(capsys, command):
     with pytest.raises(SystemExit) as done:
         call(command, "--help")
     assert done.value.code == 0
-    assert f"  mimicfl {command}" in capsys.readouterr().out.split("example:")[1]
+    assert f"  mimicfl {command}" in capsys.readouterr().out.split("examples:")[1]
 
 
 @pytest.mark.slow

@@ -73,7 +73,7 @@ def test_the_papers_own_rate(runs, capsys):
     assert "estimate: power iteration at 2 points" in text
     assert call("theory", "check", runs / "uneven") == 0
     uneven = table(capsys.readouterr().out)
-    active = read(RunFolder(runs / "uneven")).available.sum(axis=1)
+    active = read(RunFolder(runs / "uneven")).active.sum(axis=1)
     falls = [t for t in range(1, 12) if active[t] < 0.95 * active[t - 1]]
     assert active.min() > 0
     assert uneven["rho_t > 1"][1] == str(falls[0])

@@ -65,7 +65,7 @@ class TestCost:
         hidden = sum(p.numel() for p in net.parameters()) // 75
         runs = [run_of({**digits, "model": model}, local=mf.LocalSGD(epochs=5)) for model in (net, mf.models.MLP(64, hidden, 10))]
         convnet, mlp = (Workload([run]).total for run in runs)
-        assert runs[0].problem.work.w.numel() == pytest.approx(runs[1].problem.work.w.numel(), rel=0.05)
+        assert runs[0].problem.workspace.w.numel() == pytest.approx(runs[1].problem.workspace.w.numel(), rel=0.05)
         assert convnet > 5 * mlp
 
     def test_is_guessed_if_counting_fails(self, digits, monkeypatch):
@@ -75,9 +75,9 @@ class TestCost:
     @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
     def test_counting_changes_neither_buffers_nor_random_state(self, digits):
         run = run_of({**digits, "model": nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64, affine=False), nn.Linear(64, 10))})
-        before, drawn = run.problem.work.buffers(), torch.get_rng_state()
+        before, drawn = run.problem.workspace.buffers(), torch.get_rng_state()
         Cost.of(run.problem)
-        assert all(torch.equal(before[name], value) for name, value in run.problem.work.buffers().items())
+        assert all(torch.equal(before[name], value) for name, value in run.problem.workspace.buffers().items())
         assert torch.equal(drawn, torch.get_rng_state())
 
     def test_depends_on_the_schedule_and_on_local_steps(self, digits):

@@ -111,6 +111,7 @@ def test_lanes_with_the_same_start_share_a_row():
     assert fresh == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 def test_lanes_in_a_layout_equal_plain(local, monkeypatch):
     """On a CPU the layout gains nothing, but its updates must be the same."""

@@ -61,7 +61,7 @@ def reading_the_loss(work):
 @pytest.mark.parametrize("compiles", [True, False], ids=["compiled", "channels last"])
 def test_loops_equal_plain(loop, compiles, monkeypatch):
     if not compiles:
-        monkeypatch.setattr("mimicfl.engines.workers.compile_layers", lambda *_: None)
+        monkeypatch.setattr("mimicfl.engines.workers.engine.compile_layers", lambda *_: None)
     torch.manual_seed(0)
     model, clients = problem(Images(), dtype=torch.float32)
     w, loss = Workspace(model, clients.device).w, nn.CrossEntropyLoss(weight=torch.linspace(0.5, 1.5, 10))

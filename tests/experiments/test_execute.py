@@ -142,7 +142,7 @@ def test_runs_that_cannot_train_together_are_separated(monkeypatch):
         ["cut short"],
         ["sends more"],
     ]
-    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * runs["a"].problem.work.w.numel() * 8 * 16)
+    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * runs["a"].problem.workspace.w.numel() * 8 * 16)
     assert groups({k: runs[k] for k in "abc"}, dict.fromkeys("abc", "auto")) == [["a", "b"], ["c"]]
 
 

@@ -123,8 +123,8 @@ def test_wrappers_are_refused():
 
 def test_the_run_config_sets_it():
     strategy = make_strategy([], {"average": 9})
-    assert strategy.words["average"] == strategy.average == 9
-    assert "average" not in make_strategy([], {}).words
+    assert strategy.config["average"] == strategy.average == 9
+    assert "average" not in make_strategy([], {}).config
     for value in (0.5, -1, float("nan"), "x"):
         with pytest.raises(UsageError, match="average"):
             make_strategy([], {"average": value})

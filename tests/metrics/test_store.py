@@ -49,7 +49,7 @@ def test_read_returns_the_same_history(finished):
     assert torch.equal(history.params, again.params)
     assert history.client_accuracy == again.client_accuracy
     assert (history.class_counts == again.class_counts).all()
-    assert (history.available == again.available).all()
+    assert (history.active == again.active).all()
 
 
 @pytest.mark.slow

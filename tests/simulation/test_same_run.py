@@ -2,8 +2,6 @@
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,24 +15,11 @@ from mimicfl.experiments.build import build, load_data
 from mimicfl.experiments.execute import carry_out, groups
 from mimicfl.experiments.grid import read_sweep
 from mimicfl.experiments.names import folder_name
-from mimicfl.fingerprint import source
 from mimicfl.metrics.store import RunFolder
-from mimicfl.plugins import load_plugins
 from mimicfl.report.summary import group
 from mimicfl.settings import SETTINGS
 
 SHORT = mf.Experiment(rounds=2, num_clients=6, epochs=1)
-
-
-@pytest.fixture
-def names():
-    """Names registered by a test are gone after it."""
-    registries = [mf.models.MODELS, mf.algorithms.ALGORITHMS, mf.availability.PATTERNS]
-    before = [dict(registry.factories) for registry in registries]
-    yield
-    for registry, known in zip(registries, before, strict=True):
-        registry.factories.clear()
-        registry.factories.update(known)
 
 
 class Scaled(nn.Module):
@@ -176,61 +161,6 @@ class TestReports:
         assert [len(g.runs) for g in groups] == [1, 1]
 
 
-PLUGIN = """
-import mimicfl as mf
-
-def factor():
-    return {factor}
-
-@mf.register("mine")
-class Mine(mf.FedAvg):
-    def aggregate(self, state, active, g, step):
-        super().aggregate(state, active, factor() * g, step)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["one process", "two processes"])
-def test_edited_code_does_not_return_the_old_result(names, tmp_path, where):
-    file, out = tmp_path / "mine.py", tmp_path / "run"
-    file.write_text(PLUGIN.format(factor="1.0"))
-    e = dataclasses.replace(SHORT, algorithm="mine", plugins=[str(file)])
-    if where == "one process":
-        load_plugins(e.plugins)
-        mf.run(e, out)
-    else:
-        command = [sys.executable, "-m", "mimicfl", "run", "--rounds", "2", "--num-clients", "6", "--epochs", "1"]
-        command += ["--algorithm", "mine", "--plugin", str(file), "--out", str(out)]
-        assert subprocess.run(command, capture_output=True).returncode == 0
-    file.write_text("# a comment changes nothing\n" + PLUGIN.format(factor="1.0"))
-    mf.run(e, out)
-    file.write_text(PLUGIN.format(factor="0.5"))
-    with pytest.raises(mf.UsageError, match=r"algorithm differs.*code.*choose another folder, or delete"):
-        mf.run(e, out)
-
-
-def test_code_edited_after_its_import_is_identified_by_what_runs(tmp_path, monkeypatch):
-    (tmp_path / "own_loss.py").write_text("def loss(output, target):\n    return 1\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    import own_loss
-
-    before = source.of_code(own_loss.loss.__code__)
-    (tmp_path / "own_loss.py").write_text("def loss(output, target):\n    return 2000\n")
-    source.of_code.cache_clear()
-    stale = source.of_code(own_loss.loss.__code__)
-    monkeypatch.delitem(sys.modules, "own_loss")
-    import own_loss
-
-    assert len({before, stale, source.of_code(own_loss.loss.__code__)}) == 3
-
-
-def test_a_function_without_source_code_gives_a_notice(digits, tmp_path):
-    space = {"F": torch.nn.functional, "__name__": "__main__"}
-    exec("def loss(output, target):\n    return F.cross_entropy(output, target)", space)
-    with pytest.warns(UserWarning, match="source of loss cannot be read"):
-        mf.simulate(**digits, loss=space["loss"], rounds=1, local=mf.LocalSGD(steps=1), out=tmp_path)
-
-
 def measured(now):
     return {"a": 1}
 
@@ -361,44 +291,3 @@ def test_a_grid_bomb_is_refused_before_it_is_built(tmp_path):
 def test_wrong_types_are_refused(digits, wrong):
     with pytest.raises(mf.UsageError, match=r"engine must be|run folder must be|checkpoint_every must be|notice must be"):
         mf.simulate(**digits, rounds=1, **wrong)
-
-
-def test_reading_a_run_executes_nothing_of_its_folder(names, tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text("import mimicfl as mf\nmf.models.register('own', lambda data: mf.models.MLP(64, 8, 10))\n")
-    e = dataclasses.replace(SHORT, model="own", plugins=[str(file)])
-    trained = mf.run(e, tmp_path / "run").params
-    mf.models.MODELS.factories.pop("own")
-    sys.modules.pop("mimicfl_plugin_mine")
-    marker = tmp_path / "executed"
-    file.write_text(f"open({str(marker)!r}, 'w').close()\n" + file.read_text())
-    with pytest.raises(mf.UsageError, match="does not execute its plugins"):
-        mf.read(tmp_path / "run").model()
-    assert not marker.exists()
-    model = mf.read(tmp_path / "run", plugins=[str(file)]).model()
-    assert torch.equal(torch.cat([p.reshape(-1) for p in model.parameters()]), trained)
-
-
-def test_another_version_of_a_built_in_algorithm_is_a_different_run(tmp_path, monkeypatch):
-    e = mf.Experiment(rounds=2, num_clients=4, steps=1, algorithm="mimic", availability="always")
-    mf.run(e, tmp_path)
-    mf.run(e, tmp_path)  # unchanged: read back
-
-    def aggregate(self, state, active, g, step):
-        state.w = state.w - step.eta * step.mean(g) / 2
-
-    monkeypatch.setattr(mf.MimiC, "aggregate", aggregate)
-    with pytest.raises(mf.UsageError, match="algorithm"):
-        mf.run(e, tmp_path)
-
-
-def test_the_authors_preset_does_not_depend_on_what_is_imported(tmp_path):
-    """It changes the algorithms of the paper only, so a plugin's variant of one has the same settings before and after its import."""
-    name = "variant-of-mimic"
-    (tmp_path / "variant.py").write_text(f"import mimicfl as mf\n@mf.register({name!r})\nclass Variant(mf.MimiC):\n    pass\n")
-    e = mf.Experiment(algorithm=name, preset="authors", rounds=1, steps=1, plugins=[str(tmp_path / "variant.py")])
-    before = e.id
-    mf.run(e, tmp_path / "run")
-    assert e.id == before
-    mf.run(e, tmp_path / "run")
-    assert mf.Experiment(algorithm="mimic", preset="authors").resolved().algorithm == "mimic:memory=step"

@@ -44,7 +44,7 @@ def test_public_names():
     frame = history.to_pandas()
     assert frame.loc[11, "test_accuracy"] == row["test_accuracy"]
     assert history.plot().axes
-    np.testing.assert_array_equal(history.available, mf.availability.schedule(mf.availability.TimeVarying(0.1), 12, 30, 0))
+    np.testing.assert_array_equal(history.active, mf.availability.schedule(mf.availability.TimeVarying(0.1), 12, 30, 0))
 
 
 def test_training_starts_from_the_given_parameters(quadratic):

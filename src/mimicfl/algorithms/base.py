@@ -48,9 +48,7 @@ class Step:
     update: str = "sum"  # g_i is the sum of the K local gradients, or their mean
     sent: Mapping[str, Tensor] = field(default_factory=dict)  # [m, d] each, what `Instructions.send` asked for
     forced: bool = False  # all clients were made to participate (warm start): the round says nothing about their availability
-    participation_rates: Tensor | None = field(
-        default=None, kw_only=True
-    )  # [m] float64: participation rates, for algorithms with `needs_participation_rates`
+    participation_rates: Tensor | None = field(default=None, kw_only=True)  # [m] float64, for algorithms that need them
     staleness: Tensor | None = field(default=None, kw_only=True)  # [m] server steps since each client got its model; None: all 0
 
     def mean(self, rows: Tensor) -> Tensor:

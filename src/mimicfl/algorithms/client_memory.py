@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import UsageError, number, shown
 from ..files import explained
-from .numbers import on_device, on_host
+from .client_numbers import on_device, on_host
 
 SHARE = 0.5  # of the free memory, if no budget is given
 LARGE, PART = 1 << 23, 1 << 20  # numbers: more are processed in parts of so many, which stay in the cache

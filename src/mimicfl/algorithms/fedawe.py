@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import number, one_of
 from .base import Algorithm, Instructions, State, Step, memory, register
 from .client_memory import ClientMemory
-from .numbers import on_device, on_host
+from .client_numbers import on_device, on_host
 
 
 @dataclass

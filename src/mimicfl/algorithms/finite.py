@@ -20,7 +20,7 @@ def check_updates(request: Request, good: np.ndarray) -> None:
         raise Diverged(f"the training loss is no longer finite {where}")
 
 
-def check_model(w: Tensor, request: Request) -> None:
+def check_global_model(w: Tensor, request: Request) -> None:
     """Raise `Diverged` unless the model after this round is finite."""
     if not finite_rows([w[None]])[0].all():
         raise_for_model(request)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .base import Step
-from .numbers import on_device, on_host
+from .client_numbers import on_device, on_host
 
 
 def new_gaps(num_clients: int) -> tuple[Tensor, Tensor, Tensor]:

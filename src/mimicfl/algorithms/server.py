@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..registry import is_built_in
 from .averaging import RunningMean, at_least_float32
 from .base import Algorithm, Step, checked_instructions, declared, pack, trait, unpack
 from .client_memory import Budget, ClientMemory
-from .finite import check_model, check_updates, good_clients
-from .numbers import on_device
+from .client_numbers import on_device
+from .finite import check_global_model, check_updates, good_clients
 from .server_optimizers import Moments, ServerOptimizer
 from .updates import ClientUpdates as ClientUpdates
 from .updates import Request as Request
@@ -59,14 +60,14 @@ class Server:
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
         self.send: tuple[str, ...] | None = None  # the names that the first round asked for
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # of so many clients that all count equally
-        self._built_in = type(algorithm).__module__.startswith(f"{__package__}.")
+        self._built_in = is_built_in(type(algorithm))
         self._equal = self._weights_may_be_kept(share)
         self.participation_rates: Rates | None = None  # set by the run, which knows when clients participate
         with _named(algorithm, "init", 0):
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
         self.moments: Moments = {} if optimizer is None else optimizer.init(w)
-        self.mean = RunningMean(average, w, buffers) if average else None
+        self.running_mean = RunningMean(average, w, buffers) if average else None
 
     @property
     def w(self) -> Tensor:
@@ -75,13 +76,13 @@ class Server:
     @property
     def model(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The model that the run evaluates and returns, and its buffers: the global model, or the running mean."""
-        return (self.w, self.buffers) if self.mean is None else (self.mean.w, self.mean.buffers)
+        return (self.w, self.buffers) if self.running_mean is None else (self.running_mean.w, self.running_mean.buffers)
 
-    def request(self, t: int, active: np.ndarray, rows: Tensor | None = None) -> Request:
-        """The request to the clients `active` in round t; `rows` are their numbers on the device, if they are there already."""
-        rows = on_device(active, self.w.device) if rows is None else rows
+    def request(self, t: int, active: np.ndarray, numbers: Tensor | None = None) -> Request:
+        """The request to the clients `active` in round t; `numbers` holds them on the device, if they are there already."""
+        numbers = on_device(active, self.w.device) if numbers is None else numbers
         with _named(self.algorithm, "instructions", t):
-            given = checked_instructions(self.algorithm.instructions(self.state, rows), self.w, len(active), self.algorithm)
+            given = checked_instructions(self.algorithm.instructions(self.state, numbers), self.w, len(active), self.algorithm)
         self.send = given.send if self.send is None else self.send
         if given.send != self.send:  # an engine is chosen once for the run, and must be able to collect them
             raise UsageError(
@@ -89,20 +90,20 @@ class Server:
             )
         eta_L, eta = self.local_lr(t, len(active)), self.global_lr(t, len(active))
         enough = declared(self.algorithm, "mean_suffices") and self.update == "sum" and not given.send
-        return Request(t, active, self._share(rows), self.w, self.buffers, given, eta_L, eta, mean_suffices=enough, rows=rows)
+        return Request(t, active, self._share(numbers), self.w, self.buffers, given, eta_L, eta, mean_suffices=enough, numbers=numbers)
 
     def _weights_may_be_kept(self, share: Tensor) -> bool:
         """Do all clients count equally? A custom algorithm gets new tensors in every round, since it may change them in place."""
         return self._built_in and bool((share == share[:1]).all())
 
-    def _share(self, rows: Tensor) -> Tensor:
+    def _share(self, numbers: Tensor) -> Tensor:
         """The weights of these clients among all clients, [m]."""
         if not self._equal:
-            return self.share[rows]
-        if len(rows) not in self._weights:  # found once, because they depend only on how many clients there are
-            share = self.share[rows]
-            self._weights[len(rows)] = share, share / share.sum()
-        return self._weights[len(rows)][0]
+            return self.share[numbers]
+        if len(numbers) not in self._weights:  # found once, because they depend only on how many clients there are
+            share = self.share[numbers]
+            self._weights[len(numbers)] = share, share / share.sum()
+        return self._weights[len(numbers)][0]
 
     def _among_active(self, share: Tensor) -> Tensor:
         """The weights of clients with these shares among themselves, sum 1."""
@@ -116,12 +117,12 @@ class Server:
         """
         check_updates(request, good_clients([updates])[0])
         found = self.advance(request, updates)
-        check_model(self.w, request)
+        check_global_model(self.w, request)
         return found
 
     def advance(self, request: Request, updates: ClientUpdates) -> tuple[Step, Tensor]:
         """`apply` without the checks, which several runs may share."""
-        active = on_device(request.active, self.w.device) if request.rows is None else request.rows
+        active = on_device(request.active, self.w.device) if request.numbers is None else request.numbers
         weights = self._among_active(request.share)
         K = self.steps_to_K(updates.K)
         g = updates.g if self.update == "sum" else updates.g / K[:, None].to(updates.g.dtype)
@@ -141,23 +142,23 @@ class Server:
         if self.optimizer is not None:
             self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
         self.buffers = average_buffers(updates.buffers, weights)
-        if self.mean is not None:
-            self.mean.add(self.w, self.buffers)
+        if self.running_mean is not None:
+            self.running_mean.add(self.w, self.buffers)
         return step, g
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint must hold."""
         moments = {f"optimizer.{name}": value for name, value in self.moments.items()}
         buffers = {f"buffer.{name}": value for name, value in self.buffers.items()}
-        return pack(self.state) | moments | buffers | ({} if self.mean is None else self.mean.tensors())
+        return pack(self.state) | moments | buffers | ({} if self.running_mean is None else self.running_mean.tensors())
 
     def restore(self, tensors: dict[str, Tensor], where: object) -> None:
         """Continue from what `tensors` returned, found in `where`."""
         unpack(self.state, tensors, where)
         self.moments = {name: _restored(f"optimizer.{name}", value, tensors, where) for name, value in self.moments.items()}
         self.buffers = {name: tensors[f"buffer.{name}"].to(self.w.device) for name in self.buffers}
-        if self.mean is not None:
-            self.mean.restore({name: _restored(name, value, tensors, where) for name, value in self.mean.tensors().items()})
+        if self.running_mean is not None:
+            self.running_mean.restore({name: _restored(name, value, tensors, where) for name, value in self.running_mean.tensors().items()})
 
     def _participation_rates(self, active: np.ndarray, forced: bool) -> Tensor | None:
         if not trait(self.algorithm, "needs_participation_rates"):

@@ -34,7 +34,7 @@ class Request:
     staleness: np.ndarray | None = field(default=None, kw_only=True)  # [m] server steps since the clients got their models
     starts: Sequence[Start] | None = field(default=None, kw_only=True)  # [m] of clients with different starts; None: all have w
     mean_suffices: bool = field(default=False, kw_only=True)  # the server needs only the mean of g over the clients, weighted by share
-    rows: Tensor | None = field(default=None, kw_only=True)  # [m] `active` on the device, if it is there already
+    numbers: Tensor | None = field(default=None, kw_only=True)  # [m] `active` on the device, if it is there already
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def rare_accuracy(run: History, classes: np.ndarray) -> float | None:
     """Class accuracies, weighted by the labels that the rarest tenth of the clients (at least one) holds."""
     if run.class_counts is None or not len(classes):
         return None
-    seen = run.available.sum(axis=0)
+    seen = run.active.sum(axis=0)
     rarest = np.argsort(seen, kind="stable")[: max(1, len(seen) // 10)]
     counts = np.asarray(run.class_counts)[rarest]
     shares = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)).mean(axis=0)

@@ -56,7 +56,7 @@ class Commands:
 
     def add(self, name: str, about: str, *examples: str) -> Command:
         shown = "\n".join(f"  {example}" for example in examples)
-        return self.parsers.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=f"example:\n{shown}")
+        return self.parsers.add_parser(name, help=about, description=about[0].upper() + about[1:] + ".", epilog=f"examples:\n{shown}")
 
     @property
     def names(self) -> list[str]:

@@ -3,13 +3,13 @@
 from .commands import Commands, Later
 from .options import add_settings
 
-LISTED = ", which 'mimicfl run --help' lists"
+NAMES = "names of algorithms ('mimicfl run --help' lists them)"
 benchmark, paper, sweeping, train = map(Later, ("benchmark", "paper", "sweeping", "train"))
 
 
 def add_training(commands: Commands) -> None:
     """`demo`, `run`, `compare`, `sweep`, `resume`, `benchmark run`, `reproduce` and `track`."""
-    p = commands.add("demo", "compare five algorithms under heavy dropouts, on embedded data, in about ten seconds", "mimicfl demo")
+    p = commands.add("demo", "compare five algorithms under heavy dropouts, on handwritten digits, in about ten seconds", "mimicfl demo")
     p.add_argument("--out", help="folder for the runs and the report (default runs/demo)", metavar="DIR")
     p.set_defaults(call=train.demo)
 
@@ -35,7 +35,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl compare experiment.toml --algorithms fedprox:mu=0.01 fedprox:mu=0.1 --seeds 4,7",
     )
     p.add_argument("file", nargs="?", help="settings in TOML; command-line options override them", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED} (default: the five of the paper)", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"{NAMES}; default: the five of the paper", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7); default 3", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the report (default runs/compare-DATASET-...)", metavar="DIR")
     p.add_dry_run()
@@ -52,7 +52,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl sweep grid.toml --ray auto",
     )
     p.add_argument("file", help="settings in TOML, and a [grid] of lists to combine", metavar="FILE.toml")
-    p.add_argument("--algorithms", nargs="+", help=f"algorithms by name{LISTED}, instead of those in the file", metavar="SPEC")
+    p.add_argument("--algorithms", nargs="+", help=f"{NAMES}, instead of those in the file", metavar="SPEC")
     p.add_argument("--seeds", help="number of seeds (3: the seeds 0, 1, 2) or a list (4,7), instead of those in the file", metavar="SEEDS")
     p.add_argument("--out", help="folder for the runs and the reports (default runs/FILE)", metavar="DIR")
     p.add_ray("distribute the runs over a Ray cluster")
@@ -88,7 +88,11 @@ def add_training(commands: Commands) -> None:
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
     p.add_argument("--minutes", type=float, help="run: stop after this many minutes; the same command resumes", metavar="M")
     p.add_argument(
-        "--processes", type=int, default=1, help="run: train so many batches of runs at a time, on the same device (default 1)", metavar="P"
+        "--processes",
+        type=int,
+        default=1,
+        help="run: train this many batches of runs at a time, on the same device (default 1)",
+        metavar="P",
     )
     p.add_argument("--amend", help="run: record a change of the suite next to its plan, with this reason", metavar="REASON")
     p.add_argument("--records", help="folder of the records (default records/benchmark)", metavar="DIR")

@@ -68,7 +68,7 @@ class Cost:
         try:
             two, four = (_counted(problem, samples) for samples in (2, 4))
         except Exception:  # a guess is enough: it only decides whether to prepare a faster engine
-            return cls(50, 6, 0, (0.0, 6.0 * problem.work.w.numel()), (0.0, 0.0))
+            return cls(50, 6, 0, (0.0, 6.0 * problem.workspace.w.numel()), (0.0, 0.0))
         return cls(two.calls, two.products, two.convolutions, _line(two.flops, four.flops), _line(two.elements, four.elements))
 
     def step(self, samples: np.ndarray, device: str) -> np.ndarray:
@@ -121,7 +121,7 @@ def _per_round(run: TrainingRun, cost: Cost) -> np.ndarray:
     else:
         sizes, of = np.unique(run.problem.clients.sizes, return_inverse=True)
         each = np.array([_client(run, cost, 0, int(size)) for size in sizes])[of]
-    return np.array([each[row].sum() for row in run.available])
+    return np.array([each[row].sum() for row in run.active])
 
 
 def _client(run: TrainingRun, cost: Cost, client: int, size: int) -> float:

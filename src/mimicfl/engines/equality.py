@@ -36,6 +36,7 @@ TEST_SAMPLES = 64
 CLOSE = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.1, "bf16": 0.2}
 CLOSE_OUTPUTS = {"cpu": 1e-4, "fp32": 1e-3, "tf32": 0.05, "bf16": 0.1}
 CLOSE_FLOAT64 = 1e-7
+KINK = 1e-3  # relative difference that a rounding error at a kink of the model may cause
 UNSTEADY = 10.0  # accepted error, as a multiple of how much plain itself changes when its parameters are perturbed by rounding
 
 
@@ -65,7 +66,7 @@ class Reference:
 
     @cached_property
     def noise(self) -> Tensor:
-        w = self.problem.work.w
+        w = self.problem.workspace.w
         return torch.from_numpy(stream(self.run.seed, "nearby").standard_normal(w.numel())).to(w)
 
     def updates(self, point: int, rounded: bool = False) -> ClientUpdates:
@@ -148,12 +149,20 @@ class Reference:
     def _compare(self, ours: ClientUpdates, point: int) -> None:
         true = self.updates(point)
         for name, off in errors(ours, true).items():
-            if bool((off <= self.close).all()):
+            if bool((off <= self.close).all()) or self._only_kinks(off):
                 continue
             # An engine cannot be expected to be closer than plain is to itself when its parameters are perturbed by rounding.
             moved = errors(self.updates(point, rounded=True), true).get(name, torch.zeros_like(off))
             if not bool((off <= (UNSTEADY * moved).clamp_min(self.close)).all()):
                 raise Unsupported(f"its fast version differs from PyTorch on a test batch by {100 * float(off.max()):.2g} %")
+
+    def _only_kinks(self, off: Tensor) -> bool:
+        """Return whether a few clients differ a little more than the others.
+
+        Where a value lies at the kink of a ReLU, a rounding error decides about its gradient, and no two computations agree. An error of an
+        engine is larger, or shows in most clients.
+        """
+        return float(off.max()) <= min(10 * self.close, KINK) and float(off.median()) <= self.close / 10
 
     def check_evaluation(self, engine: Engine) -> None:
         """Compare the test outputs with the module in evaluation mode, if the engine computes test outputs."""
@@ -230,7 +239,7 @@ def few_steps(run: TrainingRun, clients: list[int], steps: int) -> TrainRequest:
     problem, local, request = run.problem, run.problem.local, run.example_request()
     batch = max(local.batch_sizes(int(problem.clients.sizes.max())))
     parts = [_subset(problem, problem.split[client], batch, steps) for client in clients]
-    few = Clients(problem.data, parts, problem.device, problem.work.input_dtype)
+    few = Clients(problem.data, parts, problem.device, problem.workspace.input_dtype)
     short = dataclasses.replace(local, epochs=None, steps=steps, weight_decay=local.weight_decay - local.l2, lr=0.01)
     given = request.instructions
     shift = given.shift if isinstance(given.shift, float) else given.shift[:1].expand(len(parts), -1)

@@ -49,7 +49,16 @@ class TrainRequest(Request):
         ]
         starts = self.starts or [Start(w, self.buffers, self.eta_L) for w in given.start]
         return [
-            replace(self, active=self.active[row], share=self.share[row], instructions=one, starts=None, mean_suffices=False, **vars(start))
+            replace(
+                self,
+                active=self.active[row],
+                share=self.share[row],
+                instructions=one,
+                starts=None,
+                numbers=None,
+                mean_suffices=False,
+                **vars(start),
+            )
             for row, one, start in zip(rows, parts, starts, strict=True)
         ]
 
@@ -92,7 +101,7 @@ class TrainingRun(Protocol):
 
     problem: Problem
     seed: int
-    available: np.ndarray  # bool [rounds, N]
+    active: np.ndarray  # bool [rounds, N]
     engine: str  # label of the engine in use, or of the engine at the last checkpoint
     threads: int  # 0 if results do not depend on the number of threads, or before it is set
 

@@ -29,7 +29,7 @@ class Trial:
 
     @cached_property
     def requests(self) -> list[TrainRequest]:
-        usual = [max(1, round(float(np.median(run.available.sum(axis=1))))) for run in self.runs]
+        usual = [max(1, round(float(np.median(run.active.sum(axis=1))))) for run in self.runs]
         return [few_steps(run, list(range(m)), TRIAL_STEPS) for run, m in zip(self.runs, usual, strict=True)]
 
     @cached_property
@@ -99,5 +99,5 @@ def clients_per_round(runs: Sequence[TrainingRun]) -> list[int]:
     """Return the number of active clients per round, summed over the runs."""
     counts = np.zeros(max(run.rounds for run in runs), dtype=int)
     for run in runs:
-        counts[: run.rounds] += run.available.sum(axis=1)
+        counts[: run.rounds] += run.active.sum(axis=1)
     return counts.tolist()

@@ -21,7 +21,7 @@ from ..errors import UsageError, shown
 from ..plugins import load_plugins
 from ..problem import Problem
 from ..registry import parse
-from ..settings import Experiment, arguments_of
+from ..settings import Experiment, arguments_of, settings_of
 from ..simulation.diagnose import attach_diagnostics
 from ..simulation.run import Run
 from ..simulation.setup import set_up
@@ -39,10 +39,9 @@ def build(experiment: Experiment, made: Problems | None = None) -> tuple[Experim
         raise UsageError(f"settings must be an mf.Experiment, as in mf.run(mf.Experiment(rounds=50)), got {shown(experiment)}")
     load_plugins(experiment.plugins)  # first: what settings mean may depend on what plugins register
     e = experiment.resolved()
-    algorithm, pattern = algorithms.make(e.algorithm), participation.make(e.availability)  # cheap mistakes first, before data is read
+    parts = {"algorithm": algorithms.make(e.algorithm), "availability": participation.make(e.availability)}  # before data is read
     problem = build_problem(e, made)
-    named = {"algorithm": algorithm, "availability": pattern, "checkpoint_every": e.checkpoint_every or None}
-    run = set_up(problem, **arguments_of(set_up, e) | named)
+    run = set_up(problem, vars(e) | parts)
     check_engine(e.engine, problem.device)
     attach_diagnostics(run, e.diagnose)
     files: dict[str, Any] = {name: _with_absolute_file(getattr(e, name)) for name in ("availability", "speed", "bandwidth")}
@@ -70,7 +69,7 @@ def build_problem(e: Experiment, made: Problems | None = None) -> Problem:
     local = Local(**arguments_of(Local, e) | {"batch_size": None if e.batch_size == "full" else int(e.batch_size)})
     if made is None:
         return _new_problem(e, local)
-    key = tuple(repr(getattr(e, name)) for name in (*MADE_FROM, *arguments_of(Problem.of, e)))
+    key = tuple(repr(getattr(e, name)) for name in (*MADE_FROM, *settings_of(Problem.of)))
     if key not in made:
         made[key] = _new_problem(e, local)
     return made[key].with_local(local)

@@ -16,8 +16,7 @@ from ..engines.cluster.connect import connect, count_workers, import_ray
 from ..errors import UsageError
 from ..files import explained, replacing
 from ..settings import from_dict
-from .build import build
-from .execute import Notice, Plan, carry_out, groups, split_finished
+from .execute import Notice, Plan, build_all, carry_out, groups, split_finished
 
 MOST_DEATHS = 5  # deaths of workers with the same group of runs: then the group is the cause
 
@@ -47,7 +46,7 @@ def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> N
 
 def _parts(plan: Plan, target: Path) -> list[list[str]]:
     """The unfinished runs, in groups that can train together; every mistake is found here, before any run starts."""
-    _, waiting = split_finished({name: build(e) for name, e in plan.items()}, target)
+    _, waiting = split_finished(build_all(plan), target)
     return groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
 
 

@@ -11,6 +11,7 @@ import torch
 from ..algorithms import paper_algorithms
 from ..algorithms.client_memory import SHARE, free_memory
 from ..callbacks.interface import Callback, CallbackSet, EachRound, callback_set, copied
+from ..engines.population import largest
 from ..errors import Diverged, Paused, UsageError, check_callable
 from ..files import open_files
 from ..metrics.history import History, read
@@ -173,12 +174,10 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
     """Names of runs that may share a program and have the same batch size, as many per group as fit into memory."""
     alike: dict[Any, list[str]] = {}
     for name, run in runs.items():
-        batch = max(
-            run.problem.local.batch_sizes(int(run.problem.clients.sizes.max()))
-        )  # the largest batch that occurs: lanes are as wide as that
+        local, sent = run.problem.local, run.example_request().instructions.send
+        batch, _ = largest(run.problem.clients, local)  # lanes are as wide as the largest batch
         # Momentum and clipping need a slower program, which runs without them should not use. Not every engine can make clients send more
         # than g, so algorithms that ask for it do not decide the engine of the others.
-        local, sent = run.problem.local, run.example_request().instructions.send
         key = (run.fingerprint.program, batch, local.program, sent, str(run.problem.device), engines[name])
         alike.setdefault(key, []).append(name)
     found = []
@@ -190,7 +189,7 @@ def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
 
 def _most(run: Run) -> int:
     """How many runs like this one can be open at once, limited by memory for their states and by open files for their locks."""
-    w = run.problem.work.w
+    w = run.problem.workspace.w
     each = (len(run.problem.split) + 8) * w.numel() * w.element_size()
     free = torch.cuda.mem_get_info(run.problem.device)[0] if run.problem.device.type == "cuda" else free_memory()
     return max(1, min(int(SHARE * free / each), open_files() - SPARE_FILES))

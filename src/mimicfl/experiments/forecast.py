@@ -78,7 +78,7 @@ def _memory(runs: list[Run]) -> int:
 def _state(run: Run) -> int:
     """The model, its running mean if there is one, and one vector per client that participates for each memory of the algorithm."""
     w = run.server.w
-    seen = int(np.count_nonzero(run.available.any(axis=0)))
+    seen = int(np.count_nonzero(run.active.any(axis=0)))
     held = vars(run.server.state).values()
-    memories, means = sum(isinstance(value, ClientMemory) for value in held), int(run.server.mean is not None)
+    memories, means = sum(isinstance(value, ClientMemory) for value in held), int(run.server.running_mean is not None)
     return w.nbytes * (2 + means + memories * seen) + sum(getattr(value, "nbytes", 0) for value in held if value is not w)

@@ -71,9 +71,9 @@ def client_app(
     state         folder for the client state (client and secure forms of MimiC); `state-dir` in the node config takes precedence
     secure_only   take part in secure aggregation only: requests for a plain update are refused
     """
-    work = local or LocalSGD()
-    if work.lists:
-        raise UsageError(f"{next(iter(work.lists))} must be one number: every client of a network has its own LocalSGD")
+    training = local or LocalSGD()
+    if training.lists:
+        raise UsageError(f"{next(iter(training.lists))} must be one number: every client of a network has its own LocalSGD")
     app = ClientApp()
     app.query()(hello)
     where = torch.device(device)
@@ -87,27 +87,29 @@ def client_app(
         module = load_arrays(model(), message.content.array_records["arrays"]).to(where)
         if config.get("frozen", "") != (frozen_digest(module) if "frozen" in config else ""):
             raise UsageError("the frozen parameters differ from the server's; load the same pretrained weights in the model function")
-        frame = Workspace(module, where)
-        frame.module.train()
+        workspace = Workspace(module, where)
+        workspace.module.train()
         t, client = int(config["server-round"]) - 1, client_id(context)
-        lr = float(config["lr"]) if "lr" in config else schedule(work.lr)(t, 1)
-        clients = Clients(samples, [np.arange(samples.num_train)], where, frame.input_dtype)
+        lr = float(config["lr"]) if "lr" in config else schedule(training.lr)(t, 1)
+        clients = Clients(samples, [np.arange(samples.num_train)], where, workspace.input_dtype)
         shift: Tensor | float = 0.0
         if "shift" in content:
             shift = tensor(content, "shift", "shift").to(where)
         stored = None
         if MIMICFL in content:
-            stored = ClientState.open(state_folder(context, state), read_config(content, MIMICFL), client, frame.w)
+            stored = ClientState.open(state_folder(context, state), read_config(content, MIMICFL), client, workspace.w)
         if stored is not None and not stored.reconcile(content):
             return Message(RecordDict({MIMICFL: config_record({"lost": 1})}), reply_to=message)
-        shift, mu = work.decayed(frame.w.clone(), shift, float(config.get("proximal-mu", 0.0)))
+        shift, mu = training.decayed(workspace.w.clone(), shift, float(config.get("proximal-mu", 0.0)))
         seed = int(config.get("seed", 0))
         names, key = tuple(config.get("send", ())), (t, client_number(client))
-        if work.loop is None:
+        if training.loop is None:
             check_send(names)
-        found = train_client(frame, clients, 0, work, criterion_of(samples, loss or None, task, metrics), seed, key, lr, shift, mu, names)
+        found = train_client(
+            workspace, clients, 0, training, criterion_of(samples, loss or None, task, metrics), seed, key, lr, shift, mu, names
+        )
         g, total, K = found.g, found.total, found.steps
-        worth = float(work.worth(torch.tensor(K))) if work.momentum else K
+        worth = float(training.worth(torch.tensor(K))) if training.momentum else K
         sent = g if stored is None else stored.corrected(g, worth)
         reported = {"num-examples": samples.num_train, "steps": worth, "train-loss": float(total) / K}
         control = {"client-id": client} | ({} if stored is None else stored.status())
@@ -115,20 +117,22 @@ def client_app(
         if names:
             records[SENT] = ArrayRecord({name: as_array(vector) for name, vector in found.sent.items()})
         if stored is None and config.get("reply") == "weights":  # asked for in Flower's own loop, whose wrappers compare weights
-            return Message(RecordDict(records | {"arrays": model_arrays(frame.module)[0]}), reply_to=message)
+            return Message(RecordDict(records | {"arrays": model_arrays(workspace.module)[0]}), reply_to=message)
         if "compress" in config:
-            update = compressed_record(sent, frame, Residual(context, own_folder(context, state), config, client), str(config["compress"]))
+            update = compressed_record(
+                sent, workspace, Residual(context, own_folder(context, state), config, client), str(config["compress"])
+            )
         else:
-            update = update_record(sent if config.get("send-update", True) else None, frame)
+            update = update_record(sent if config.get("send-update", True) else None, workspace)
         return Message(RecordDict(records | ({UPDATE: update} if update else {})), reply_to=message)
 
     @app.evaluate()  # type: ignore[untyped-decorator, unused-ignore]
     def evaluate(message: Message, context: Context) -> Message:
         samples = as_data(data(context))
         module = load_arrays(model(), message.content.array_records["arrays"]).to(where)
-        frame = Workspace(module, where)
+        workspace = Workspace(module, where)
         measure = criterion_of(samples, loss or None, task, metrics)
-        found = score(frame.module, Holdout(samples, where, frame.input_dtype), measure, samples.num_classes)
+        found = score(workspace.module, Holdout(samples, where, workspace.input_dtype), measure, samples.num_classes)
         return Message(RecordDict({METRICS: metric_record({"num-examples": samples.num_test} | score_metrics(found))}), reply_to=message)
 
     return app
@@ -139,19 +143,19 @@ def model_arrays(module: nn.Module) -> tuple[ArrayRecord, list[str]]:
     return trained_arrays(module), list(travelling(module)[1])
 
 
-def update_record(g: Tensor | None, frame: Workspace) -> ArrayRecord:
+def update_record(g: Tensor | None, workspace: Workspace) -> ArrayRecord:
     """The update, unless the algorithm does not use it, and the buffers."""
     update = {} if g is None else {"g": as_array(g)}
-    return ArrayRecord(update | {name: as_array(value) for name, value in travelling(frame.module)[1].items()})
+    return ArrayRecord(update | {name: as_array(value) for name, value in travelling(workspace.module)[1].items()})
 
 
-def compressed_record(g: Tensor, frame: Workspace, residual: Residual, spec: str) -> ArrayRecord:
+def compressed_record(g: Tensor, workspace: Workspace, residual: Residual, spec: str) -> ArrayRecord:
     """The compressed update, and the buffers. Keeps what the compression leaves out."""
     compression = Compression.parse(spec)
     assert compression is not None
     arrays, left_out = compression.apply(residual.add(g.detach().cpu().numpy()))
     residual.keep(left_out)
-    return ArrayRecord({name: Array(value) for name, value in arrays.items()} | dict(update_record(None, frame)))
+    return ArrayRecord({name: Array(value) for name, value in arrays.items()} | dict(update_record(None, workspace)))
 
 
 def score_metrics(found: Score) -> dict[str, float]:

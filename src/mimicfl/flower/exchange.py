@@ -23,7 +23,7 @@ class Exchange:
     """Sends the requests of one round after the other, and collects the replies."""
 
     def __init__(self, strategy: Strategy, grid: Grid) -> None:
-        self.s, self.grid = strategy, grid
+        self.strategy, self.grid = strategy, grid
         self.messages = Messages(grid, strategy.poll)
         self.clock = self.messages.clock  # for deadlines; a row's seconds are real time
         self.roster = Roster(grid, self.messages, strategy.query_ids)
@@ -42,7 +42,7 @@ class Exchange:
 
     def exchange(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Send the round's requests, collect replies until the round closes, and aggregate them; returns the model and the metrics."""
-        s, current = self.s, self.round
+        s, current = self.strategy, self.round
         messages = list(s.configure_train(current.t + 1, self.arrays, self.train_config, self.grid))
         deadline = self.clock.now() + self.timeout
         requests = [(message, s.sent_with(message)) for message in messages]
@@ -64,7 +64,7 @@ class Exchange:
     @property
     def ttl(self) -> float | None:
         """Seconds until an unanswered message expires. If late replies are refused, the SuperLink may drop it after the deadline."""
-        return self.timeout + 5 if self.s.late == "refuse" and math.isfinite(self.timeout) else None
+        return self.timeout + 5 if self.strategy.late == "refuse" and math.isfinite(self.timeout) else None
 
     def admit(self, client: str) -> bool:
         """Assign the client a row of the algorithm's state; False if all rows are taken.
@@ -72,8 +72,8 @@ class Exchange:
         A client that is known only by its node id may be one that was restarted: it takes over what is stored for a departed one. The
         sum of the corrections is then kept, also if it is another client.
         """
-        form = self.s.form
-        if self.s.query_ids and unnamed(client):
+        form = self.strategy.form
+        if self.strategy.query_ids and unnamed(client):
             for departed in [known for known in form.clients if known != client and self.roster.gone(known)]:
                 if self.roster.may_be(departed, client):
                     form.take_over(departed, client)
@@ -88,7 +88,7 @@ class Exchange:
 
     def _quorum(self, sent: int) -> int:
         """The number of replies that close a round with `sent` requests."""
-        e = self.s.enough
+        e = self.strategy.enough
         return sent if e is None else e if isinstance(e, int) else max(1, math.ceil(e * sent - 1e-9))
 
     def collect(self, kind: str = "") -> list[tuple[SentMessage, Message]]:
@@ -123,10 +123,10 @@ class Exchange:
             return
         try:
             sent = self.identified(sent, reply)
-            if not on_time and (self.s.late == "refuse" or sent.client in current.updates):
+            if not on_time and (self.strategy.late == "refuse" or sent.client in current.updates):
                 current.refused_late[sent.client] = sent.t
                 return
-            update = self.s.read(sent, reply)
+            update = self.strategy.read(sent, reply)
         except Refused as why:
             if on_time:
                 current.failed[sent.client] = str(why)
@@ -138,16 +138,16 @@ class Exchange:
             current.vectors_up += vectors(name, record)
         if not on_time:
             current.late[sent.client] = sent.t
-        self.s.arrived(sent, reply, update)
+        self.strategy.arrived(sent, reply, update)
 
     def identified(self, sent: SentMessage, reply: Message) -> SentMessage:
         """The message under the id that its reply reports, if the client was known only by its node id."""
         client = sent.client
-        if not self.s.query_ids or client != f"node-{sent.node}" or (reported := reported_id(reply.content)) is None:
+        if not self.strategy.query_ids or client != f"node-{sent.node}" or (reported := reported_id(reply.content)) is None:
             return sent
         if reported in self.roster.node_of and self.roster.node_of[reported] in self.roster.online:
             raise Refused(f"it reports the id {reported}, but another node has that id")
-        self.s.form.rename(client, reported)
+        self.strategy.form.rename(client, reported)
         self.roster.rename(sent.node, reported)
         if sent.details.per_client:  # it was sent the state of another client
             raise Refused(f"it reports the id {reported} only now; it takes part under that id from the next round")

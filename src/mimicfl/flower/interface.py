@@ -21,7 +21,7 @@ class Strategy(Protocol):
 
     form: Any
     algorithm: Any
-    words: dict[str, Any]
+    config: dict[str, Any]
     rows: list[dict[str, Any]]
     folder: Any
     pattern: Any
@@ -79,7 +79,7 @@ class Strategy(Protocol):
 class Rounds(Protocol):
     """What forms and the selection of clients need from the round loop."""
 
-    s: Strategy
+    strategy: Strategy
     round: Round
     messages: Messages
     roster: Roster

@@ -46,7 +46,7 @@ class Loop(Exchange):
 
     def run(self, initial_arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
         """Run all remaining rounds. Raises `Diverged` if the model is no longer finite; the last checkpoint is kept."""
-        s = self.s
+        s = self.strategy
         self.timeout, self.running = number("timeout", timeout, low=0, open_low=True), True
         log.info("Starting %s strategy:", type(s).__name__)
         log_strategy_start_info(num_rounds, initial_arrays, self.train_config, self.evaluate_config)
@@ -55,14 +55,14 @@ class Loop(Exchange):
         began, finished = time.monotonic(), False
         s.begin(initial_arrays)
         self.layout = s.form.layout.describe()
-        self.log = RunLog(s.folder, s.words, s.keep_checkpoints)
+        self.log = RunLog(s.folder, s.config, s.keep_checkpoints)
         try:
             self._resume(num_rounds)
             self.available = None if s.pattern is None else schedule(s.pattern, num_rounds, s.num_clients or 1, s.seed, s.class_counts)
             if self.evaluate_fn and self.log.t == 0:
                 log.info("Initial global evaluation results: %s", self._evaluate_on_server(0))
                 self._save()
-            info = RunInfo("", copied(s.words), num_rounds, None if s.folder is None else Path(s.folder), copied(self.log.rows))
+            info = RunInfo("", copied(s.config), num_rounds, None if s.folder is None else Path(s.folder), copied(self.log.rows))
             s.callbacks.begin(info)
             while self.log.t < num_rounds and not self.stopped:
                 self._round(num_rounds)
@@ -91,7 +91,7 @@ class Loop(Exchange):
 
     def _resume(self, num_rounds: int) -> None:
         """Continue from the folder's checkpoint; without one, save the first."""
-        s = self.s
+        s = self.strategy
         saved = self.log.resume(self.layout)
         s.rows = self.log.rows
         if saved is not None:
@@ -121,19 +121,19 @@ class Loop(Exchange):
         }
 
     def _save(self) -> None:
-        tensors, facts = self.s.form.save()
+        tensors, facts = self.strategy.form.save()
         initial = dict(self.result.evaluate_metrics_serverapp.get(0, {}))
-        facts |= {"norms": json.dumps(self.s.bound.last), "initial": json.dumps(initial)}
-        self.log.checkpoint(tensors, facts, self.layout, self.s.form.changed())
+        facts |= {"norms": json.dumps(self.strategy.bound.last), "initial": json.dumps(initial)}
+        self.log.checkpoint(tensors, facts, self.layout, self.strategy.form.changed())
         self.saved_at = (self.log.t, time.monotonic())
 
     def _save_if_due(self) -> None:
-        rounds, seconds = self.s.save_every
+        rounds, seconds = self.strategy.save_every
         if self.log.t >= self.saved_at[0] + rounds and time.monotonic() >= self.saved_at[1] + seconds:
             self._save()
 
     def _round(self, num_rounds: int) -> None:
-        s, t = self.s, self.log.t
+        s, t = self.strategy, self.log.t
         log.info("")
         log.info("[ROUND %s/%s]", t + 1, num_rounds)
         self.open_round(t)
@@ -167,12 +167,12 @@ class Loop(Exchange):
 
     def _info(self, row: Row, run: RunInfo) -> RoundInfo:
         """What callbacks see of a round."""
-        return RoundInfo(row, run, lambda: self.s.form.model[0].detach().clone(), self._module)
+        return RoundInfo(row, run, lambda: self.strategy.form.model[0].detach().clone(), self._module)
 
     def _module(self) -> nn.Module:
-        if self.s.model is None:
+        if self.strategy.model is None:
             raise UsageError("the strategy knows the parameters, but not your model class; use `params`, or start the run with server_app")
-        return load_arrays(self.s.model(), self.result.arrays).eval()
+        return load_arrays(self.strategy.model(), self.result.arrays).eval()
 
     def _keep(self, kind: str, t: int, metrics: MetricRecord | None) -> None:
         """Store the aggregated metrics of a round."""
@@ -186,7 +186,7 @@ class Loop(Exchange):
     def _evaluate_at_clients(self, t: int) -> None:
         """Federated evaluation, as in Flower; clients that miss the deadline are left out."""
         self.roster.refresh()
-        messages = list(self.s.configure_evaluate(t + 1, self.result.arrays, self.evaluate_config, self.grid))
+        messages = list(self.strategy.configure_evaluate(t + 1, self.result.arrays, self.evaluate_config, self.grid))
         names = self.roster.client_of
         self.messages.send([(m, SentMessage(node := m.metadata.dst_node_id, names.get(node, ""), "evaluate", t)) for m in messages])
         deadline, replies = self.clock.now() + self.timeout, list[Message]()
@@ -195,7 +195,7 @@ class Loop(Exchange):
             waiting = any(sent.kind == "evaluate" and sent.t == t for sent in self.messages.in_flight.values())
             if not waiting or not self.clock.wait(deadline):
                 break
-        self._keep("evaluate", t, self.s.aggregate_evaluate(t + 1, replies))
+        self._keep("evaluate", t, self.strategy.aggregate_evaluate(t + 1, replies))
 
     def _evaluate_on_server(self, server_round: int) -> MetricRecord | None:
         """Call `evaluate_fn` on the global model, or the running mean, and store its metrics."""

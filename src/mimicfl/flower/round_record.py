@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from ..metrics.recorder import Recorder, Row
+from ..metrics.recorder import TOTALS, Recorder, Row
 from ..text import counted
 from .messages import SentMessage
 from .names import natural_key
@@ -52,7 +52,7 @@ class Round:
     def row(self, rows: dict[str, int], recorder: Recorder, uploads: int) -> Row:
         """The row of this round: the simulator's columns, and the outcome per client. Adds the round's traffic to the totals."""
         clients, score = sorted(self.updates, key=natural_key), self.metrics.get("server", {})
-        sent = {key: getattr(self, key) for key in ("vectors_up", "vectors_down", "bytes_up", "bytes_down")}
+        sent = {key: getattr(self, key) for key in TOTALS if key != "uploads"}
         recorder.count(uploads=uploads if clients else 0, **sent)
         losses = [u.loss for u in self.updates.values() if u.loss is not None]
         loss, numbers = float(np.mean(losses)) if losses else None, sorted(rows[client] for client in clients)

@@ -66,7 +66,7 @@ class SecureForm(ClientForm):
 
     def run_round(self, loop: Rounds) -> tuple[ArrayRecord | None, None]:
         """Run one round. If fewer clients than the threshold complete it, the server learns nothing and the state is unchanged."""
-        current, s = loop.round, loop.s
+        current, s = loop.round, loop.strategy
         clients = {client: node for client, node in select_clients(loop, current.t).items() if loop.admit(client)}
         config = dict(loop.train_config) | {"server-round": current.t + 1}
         request, contents = s.request(current.t, list(clients), self.arrays(), config)

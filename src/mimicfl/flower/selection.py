@@ -20,7 +20,7 @@ LOG_INTERVAL = 15.0  # seconds between two log lines while waiting for clients
 
 def select_clients(loop: Rounds, t: int) -> dict[str, int]:
     """Wait for enough idle clients, then select those of round t: client -> node."""
-    s = loop.s
+    s = loop.strategy
     if s.fraction_train == 0:
         return {}
     idle = _wait(loop, t)
@@ -41,7 +41,7 @@ def sample(total: int, fraction: float, least: int, key: tuple[Any, ...]) -> lis
 
 def _wait(loop: Rounds, t: int) -> dict[str, int]:
     """The idle clients, once there are enough of them."""
-    s, clock, roster = loop.s, loop.clock, loop.roster
+    s, clock, roster = loop.strategy, loop.clock, loop.roster
     need = max(s.wait_for if t == 0 else 1, s.min_train_nodes, s.form.least_clients)
     connected = s.min_available_nodes
     if loop.available is not None:
@@ -81,4 +81,4 @@ def _available(loop: Rounds, t: int, idle: dict[str, int]) -> dict[str, int]:
     # The app does not report ids: its nodes are numbered in the order of their rows.
     if t == loop.first:
         log.info("the clients do not report ids: the availability pattern applies to nodes in the order of their ids")
-    return {client: idle[client] for client in names if loop.admit(client) and loop.s.form.row(client) in chosen}
+    return {client: idle[client] for client in names if loop.admit(client) and loop.strategy.form.row(client) in chosen}

@@ -32,12 +32,12 @@ from .messages import Recent
 from .options import checked_enough, checked_interval, checked_options, checked_robust
 from .progress import Progress
 from .robust import NormBound, Robust
-from .rounds import RoundSteps, overridden
 from .server_form import ServerForm
+from .strategy_methods import StrategyMethods, overridden
 from .wire import BUFFERS
 
 
-class Federated(RoundSteps):
+class Federated(StrategyMethods):
     """Any algorithm of mimicfl as a Flower strategy.
 
     algorithm      a name (`mimic`, `fedprox:mu=0.1`) or an object
@@ -49,7 +49,7 @@ class Federated(RoundSteps):
                    `mimicfl.simulate`; clients receive the global model itself. 0: off
     update         "sum" or "mean" of the local gradients
     weighting      "uniform", or by "samples"
-    num_clients    N; required by algorithms that use it (all but FedAvg, FedProx, FedAvgM and MimiC)
+    num_clients    N; required by algorithms that use it (`needs_population`)
     sizes          samples per client, {client: samples}; required by these algorithms under weighting="samples"
     wait_for       the first round starts when this many clients are available
     enough         close a round after this many replies: a count, or a share of the selected clients. None: wait for all
@@ -150,7 +150,7 @@ class Federated(RoundSteps):
             raise UsageError(f"compress needs form 'server', and an algorithm whose clients send g; got form {self.form.name!r}")
         self.save_every = checked_interval(save_every, self.form)
         self.keep_checkpoints = integer("keep_checkpoints", keep_checkpoints)
-        self.words = {
+        self.config = {
             "source": "flower",
             "algorithm": describe(algorithms.ALGORITHMS, self.algorithm),
             "form": self.form.name,
@@ -162,8 +162,8 @@ class Federated(RoundSteps):
             "weighting": weighting,
             "seed": self.seed,
         } | ({} if num_clients is None else {"num_clients": num_clients})
-        self.words |= {} if self.form.robust is None else {"robust": robust}
-        self.words |= {} if self.compression is None else {"compress": self.compression.spec}
+        self.config |= {} if self.form.robust is None else {"robust": robust}
+        self.config |= {} if self.compression is None else {"compress": self.compression.spec}
         self.callbacks = callback_set(None, callbacks)
         self.model: Callable[[], nn.Module] | None = None  # makes the module, for callbacks; `server_app` sets it
         self.rows: list[dict[str, Any]] = []  # one row per round, as in the folder's rows.jsonl

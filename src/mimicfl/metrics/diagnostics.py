@@ -81,29 +81,29 @@ class Diagnostics:
         self,
         settings: Diagnose,
         population: Population,
-        available: np.ndarray,
+        active: np.ndarray,
         batches: Sequence[int],
         kind: str,
         low: float | None,
         seed: int,
     ) -> None:
-        self.settings, self.population, self.available = settings, population, available
+        self.settings, self.population, self.active = settings, population, active
         self.batches, self.low, self.seed = batches, low, seed
         self.linear = LinearModel.of(population, kind)
         self.L = float(self.linear.smoothness().max()) if self.linear else None
-        self.last = _last_participation(available)
-        self.first = int(available.any(axis=1).argmax())
+        self.last = _last_participation(active)
+        self.first = int(active.any(axis=1).argmax())
         self.kept: dict[str, Tensor] = {}
         self.pairs: dict[int, list[int]] = {}  # an earlier round -> clients whose next participation is diagnosed
         self.until: dict[int, int] = {}  # an earlier round -> the last of those participations
-        for t in range(len(available)) if settings.parts else []:
-            for i in np.flatnonzero(available[t] & (self.last[t] >= 0)) if self.due(t) else []:
+        for t in range(len(active)) if settings.parts else []:
+            for i in np.flatnonzero(active[t] & (self.last[t] >= 0)) if self.due(t) else []:
                 self.pairs.setdefault(int(self.last[t, i]), []).append(int(i))
                 self.until[int(self.last[t, i])] = t
 
     def due(self, t: int) -> bool:
         """Whether round t is diagnosed: the first round with active clients, every `every`-th round, and the last."""
-        return t == self.first or (t + 1) % self.settings.every == 0 or t + 1 == len(self.available)
+        return t == self.first or (t + 1) % self.settings.every == 0 or t + 1 == len(self.active)
 
     def before(self, t: int, server: Server) -> Before | None:
         """Measure what the server's step will change. Returns None if the round is neither diagnosed nor needed later."""
@@ -190,13 +190,13 @@ class Diagnostics:
         """Statistics of tau(t, i) over all clients; clients that never participated count from round -1."""
         tau = t - self.last[t]
         quantiles = {"median": float(np.median(tau)), "most": float(np.quantile(tau, 0.9)), "max": int(tau.max())}
-        return {"active": sorted(tau[self.available[t]].tolist()), **quantiles}
+        return {"active": sorted(tau[self.active[t]].tolist()), **quantiles}
 
 
-def _last_participation(available: np.ndarray) -> np.ndarray:
+def _last_participation(active: np.ndarray) -> np.ndarray:
     """The last round before t in which client i participated, or -1; [T, N]."""
-    rounds = np.where(available, np.arange(len(available))[:, None], -1)
-    return np.concatenate([np.full((1, available.shape[1]), -1), np.maximum.accumulate(rounds, axis=0)[:-1]])
+    rounds = np.where(active, np.arange(len(active))[:, None], -1)
+    return np.concatenate([np.full((1, active.shape[1]), -1), np.maximum.accumulate(rounds, axis=0)[:-1]])
 
 
 def _square(x: Tensor) -> float:

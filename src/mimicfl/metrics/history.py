@@ -18,7 +18,7 @@ from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
 from .curves import first_to_reach
-from .store import Row as Row
+from .rows import Row as Row
 from .store import RunFolder
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ class History:
     params: Tensor = field(repr=False)  # [d]
     num_clients: int
     client_accuracy: list[float | None] = field(default_factory=list, repr=False)  # on each client's training samples, after the last round
-    client_scores: list[float | None] = field(
-        default_factory=list, repr=False, kw_only=True
-    )  # main metric on each client's own test samples
+    client_scores: list[float | None] = field(default_factory=list, repr=False, kw_only=True)  # main metric on its own test samples
     class_counts: np.ndarray | None = field(default=None, repr=False)  # [N, classes]
     buffers: dict[str, Tensor] = field(default_factory=dict, repr=False)
     config: dict[str, Any] = field(default_factory=dict, repr=False)
@@ -67,7 +65,7 @@ class History:
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
         chart = curves([(repr(self), "", xs, ys)], "model uploads", metric.replace("_", " "))
-        schedule = schedule_picture(self.available) if self.rows and self.num_clients else ""
+        schedule = schedule_picture(self.active) if self.rows and self.num_clients else ""
         return f"<code>{html.escape(repr(self))}</code>{table([], facts)}{chart}{schedule}"
 
     def curve(self) -> tuple[str, list[int], list[float]]:
@@ -90,12 +88,17 @@ class History:
         return module
 
     @property
-    def available(self) -> np.ndarray:
-        """Which clients participated, bool [rounds, clients]."""
-        available = np.zeros((len(self.rows), self.num_clients), dtype=bool)
+    def active(self) -> np.ndarray:
+        """Which clients were active in which round, bool [rounds, clients]."""
+        active = np.zeros((len(self.rows), self.num_clients), dtype=bool)
         for t, row in enumerate(self.rows):
-            available[t, row["clients"]] = True
-        return available
+            active[t, row["clients"]] = True
+        return active
+
+    @property
+    def available(self) -> np.ndarray:
+        """The former name of `active`, from before rounds had a selection and a deadline."""
+        return self.active
 
     def last(self, key: str) -> Any:
         """The last value of a column that is not None, or None."""

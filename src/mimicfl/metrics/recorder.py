@@ -11,10 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from .evaluate import Score
-from .store import Row as Row
+from .rows import TOTALS as TOTALS
+from .rows import Row as Row
 from .store import RunFolder
 
-TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")
 # Keys that only some rows have, and extra columns in a data frame of several runs.
 RESERVED = (
     "stopped",

@@ -12,9 +12,7 @@ leave rows beyond its checkpoint and an incomplete last line. Readers ignore the
 
 import contextlib
 import json
-import math
 import os
-import re
 import tomllib
 import zlib
 from collections.abc import Mapping
@@ -27,22 +25,19 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, flush, is_scratch, remove_leftovers, write_tensors, write_text
+from ..files import explained, explained_reading, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
 from .environment import continued, environment
 from .find import config_files
 from .lock import lock_folder
+from .rows import Row, RowsFile, number_of_rounds
 
 FORMAT = "mimicfl-1"
 LENGTHS = ("rounds", "uploads")  # settings that determine the length of a run
 FILES = ("config.toml", "env.json", "rows.jsonl", "checkpoint.safetensors", "final.safetensors")
-MOST_CLIENTS = 10**9  # a larger client id means a damaged row
-CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a line
 _REMEDY = "delete it and resume the run"
-_FROM_START = "delete checkpoint.safetensors and final.safetensors to repeat the run from the start"
-Row = dict[str, Any]
 
 
 class RunFolder:
@@ -57,8 +52,7 @@ class RunFolder:
         except (ValueError, RecursionError, OSError) as error:
             raise UsageError(f"{self.path / 'config.toml'} cannot be read: {error}") from None
         check_kept(self.config, str(self.path / "config.toml"))
-        self._crc = 0  # checksum of the rows written so far
-        self._waiting: list[str] = []  # lines of a scratch folder, which are written with the next checkpoint
+        self._rows = RowsFile(self.path / "rows.jsonl")
         self._lock: TextIO | None = None
 
     @classmethod
@@ -133,67 +127,24 @@ class RunFolder:
 
     def rows(self, facts: Mapping[str, str] = MappingProxyType({})) -> list[Row]:
         """All rows up to the first incomplete line, checked against `facts`, the metadata of the checkpoint or result."""
-        count, found = _count(facts), self._read_rows()
-        if len(found) < count:
-            raise UsageError(
-                f"{self.path / 'rows.jsonl'} is damaged: {len(found)} good rows, but the run had reached round {count}; {_FROM_START}"
-            )
-        if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
-            raise UsageError(f"{self.path / 'rows.jsonl'} does not belong to this run: its rows come from a different run; {_FROM_START}")
-        return [row for row, _ in found]
+        return self._rows.read(facts)
 
     def rows_of(self, facts: Mapping[str, str]) -> list[Row]:
         """The rows of the rounds that a checkpoint or result includes."""
-        return self.rows(facts)[: _count(facts)]
-
-    def _read_rows(self) -> list[tuple[Row, str]]:
-        """Every good row with its checksum, which is empty for rows of earlier versions."""
-        file = self.path / "rows.jsonl"
-        found: list[tuple[Row, str]] = []
-        crc = 0
-        for line in file.read_bytes().split(b"\n")[:-1] if file.is_file() else []:
-            end = CHECKED.search(line)
-            body = line[: end.start()] + b"}" if end else line
-            crc = zlib.crc32(body, crc)
-            row = _parsed(body)
-            checked = end is not None and end[1].decode() == f"{crc:08x}"
-            legacy = end is None and all(not known for _, known in found)
-            if row is None or row["round"] != len(found) or not (checked or legacy):
-                break
-            found.append((row, f"{crc:08x}" if end else ""))
-        return found
+        return self.rows(facts)[: number_of_rounds(facts)]
 
     def append(self, row: Row) -> None:
-        if is_scratch():  # rows beyond the checkpoint would be repeated anyway
-            self._waiting.append(self._line(row))
-        else:
-            self._write(self._line(row))
-
-    def _write(self, lines: str) -> None:
-        with explained(self.path / "rows.jsonl"), (self.path / "rows.jsonl").open("a", encoding="utf-8") as file:
-            file.write(lines)  # reopened for each row: thousands of runs may be active at once, too many open files
+        self._rows.append(row)
 
     def keep_rows(self, rows: list[Row]) -> None:
-        """Replace the content of the file by these rows, atomically."""
-        self._crc, self._waiting = 0, []
-        write_text(self.path / "rows.jsonl", "".join(map(self._line, rows)))
-
-    def _line(self, row: Row) -> str:
-        """A row as a line of the file, with the checksum of this row and all rows before it."""
-        text = json.dumps(row, allow_nan=False)
-        self._crc = zlib.crc32(text.encode(), self._crc)
-        return f'{text[:-1]}, "crc": "{self._crc:08x}"}}\n'
+        """Keep only these rows."""
+        self._rows.replace(rows)
 
     def save(self, name: str, tensors: dict[str, Tensor], **facts: str) -> None:
         """Write `checkpoint` or `final` with a checksum, after flushing the rows to disk."""
-        if self._waiting:
-            lines, self._waiting = "".join(self._waiting), []
-            self._write(lines)
-        if (self.path / "rows.jsonl").is_file():
-            with explained(self.path / "rows.jsonl"):
-                flush(self.path / "rows.jsonl")
+        self._rows.flush()
         flat = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-        metadata = {"format": FORMAT, "crc32": checksum(flat), "rows": f"{self._crc:08x}", "config": settings_digest(self.config)}
+        metadata = {"format": FORMAT, "crc32": checksum(flat), "rows": f"{self._rows.crc:08x}", "config": settings_digest(self.config)}
         metadata["lengths"] = lengths_digest(self.config)
         write_tensors(self.path / f"{name}.safetensors", flat, metadata | facts)
 
@@ -224,38 +175,6 @@ def as_folder(path: Any) -> Path:
     with explained_reading(Path(text)):
         (Path(text) / "config.toml").exists()  # fails if the name is too long or permission is missing
     return Path(text)
-
-
-def _count(facts: Mapping[str, str]) -> int:
-    """The number of rounds that a checkpoint or result includes."""
-    round_ = facts.get("round", "0")
-    if not round_.isdecimal():
-        raise UsageError(f"the round of a checkpoint must be a whole number, got {round_!r}; the file is damaged: {_FROM_START}")
-    return int(round_)
-
-
-def _parsed(line: bytes) -> Row | None:
-    try:
-        row = json.loads(line, parse_constant=_reject_constant)
-    except (ValueError, RecursionError):
-        return None
-    return row if _is_row(row) else None
-
-
-def _reject_constant(word: str) -> None:
-    raise ValueError(f"{word} is not a finite number")
-
-
-def _is_row(row: Any) -> bool:
-    """Whether a parsed line has all columns that readers rely on, with valid values."""
-    if not isinstance(row, dict) or not isinstance(row.get("clients"), list):
-        return False
-    counts = all(
-        isinstance(row.get(key), int) for key in ("round", "active", "uploads", "vectors_up", "bytes_up", "vectors_down", "bytes_down")
-    )
-    values = [row.get(key) for key in ("test_accuracy", "test_loss", "train_loss", "distance")]
-    finite = all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values)
-    return counts and finite and all(isinstance(client, int) and 0 <= client < MOST_CLIENTS for client in row["clients"])
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
-from ..experiments.build import build
+from ..experiments.build import load_data
 from ..experiments.execute import Notice, Plan, Progress, carry_out
 from ..metrics.history import History, Row, read
 from ..metrics.store import RunFolder
@@ -127,7 +127,7 @@ def reproduce(
     if records is not None:
         prepare(records)
     for e in {e.dataset: e for e in plan.values()}.values():
-        build(e)  # report a missing dataset now, before any training
+        load_data(e)  # report a missing dataset now, before any training
     deadline, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
     for piece in pieces(plan):
         try:

@@ -10,7 +10,7 @@ from ..errors import UsageError, integer
 from . import Explicit, Pattern, schedule
 from .asynchronous import Arrivals, Buffered, arrivals
 from .selection import All, Losses
-from .stages import Round, Stages
+from .stages import RoundClients, Stages
 
 FIRST_ROUNDS = 256  # of the pattern that an asynchronous run draws at first
 MOST_ROUNDS = 1_000_000  # limit of the search for enough nonempty rounds
@@ -39,19 +39,19 @@ class Participation:
         """[T] an estimate if the selection depends on the model."""
         return np.asarray(self.active.sum(axis=1))
 
-    def round(self, t: int, losses: Losses) -> Round:
-        """Round t. `losses` is called only by selections that depend on the model."""
+    def round(self, t: int, losses: Losses) -> RoundClients:
+        """The clients of round t. `losses` is called only by selections that depend on the model."""
         if self.arrivals is not None:
             clients, before = self.arrivals.clients[t], float(self.arrivals.times[t - 1]) if t else 0.0
             took = float(self.arrivals.times[t]) - before
-            return Round(clients, clients, clients, seconds=took, versions=self.arrivals.versions[t])
+            return RoundClients(clients, clients, clients, seconds=took, versions=self.arrivals.versions[t])
         now = self.stages.round(t, self._here(t), losses)
         if self.stages.selection.needs_model:
             self.active[t] = False
             self.active[t, now.active] = True
         return now
 
-    def columns(self, t: int, now: Round, before: float) -> dict[str, Any]:
+    def columns(self, t: int, now: RoundClients, before: float) -> dict[str, Any]:
         """What the row of round t says about stages and clock; `before` is the virtual time at which the last round ended."""
         if now.versions is not None:
             return {"staleness": (t - now.versions).tolist(), "virtual_seconds": round(before + now.seconds, 6)}

@@ -48,7 +48,7 @@ class Selection:
         return None
 
     @property
-    def asked(self) -> int | None:
+    def num_selected(self) -> int | None:
         """The number of clients selected if enough are available; None: all."""
         return None
 
@@ -94,7 +94,7 @@ class _OfK(Selection):
         integer("k", self.k)
 
     @property
-    def asked(self) -> int | None:
+    def num_selected(self) -> int | None:
         return self.k
 
 
@@ -105,7 +105,7 @@ class Uniform(_OfK):
 
     def choose(self, candidates: Candidates) -> np.ndarray:
         here = candidates.available
-        return candidates.rng.permutation(here)[: self.asked]
+        return candidates.rng.permutation(here)[: self.num_selected]
 
 
 @register("over-select")
@@ -124,7 +124,7 @@ class OverSelect(Uniform):
         return self.k
 
     @property
-    def asked(self) -> int | None:
+    def num_selected(self) -> int | None:
         return math.ceil(self.k * self.factor - 1e-9)
 
 
@@ -196,7 +196,7 @@ def chosen(selection: Selection, candidates: Candidates) -> np.ndarray:
 
 def check_population(selection: Selection, num_clients: int) -> None:
     """Refuse a selection that needs more clients than exist."""
-    if selection.asked is not None and selection.asked > num_clients:
-        raise UsageError(f"the selection needs {selection.asked} clients per round, but there are only {num_clients}; lower k")
+    if selection.num_selected is not None and selection.num_selected > num_clients:
+        raise UsageError(f"the selection needs {selection.num_selected} clients per round, but there are only {num_clients}; lower k")
     if isinstance(selection, PowerOfChoice) and selection.candidates > num_clients:
         raise UsageError(f"power-of-choice draws {selection.candidates} candidates, but there are only {num_clients} clients")

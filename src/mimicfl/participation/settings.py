@@ -23,7 +23,15 @@ class ParticipationSettings:
 
     @classmethod
     def of(
-        cls, availability: Any, select: Any, deadline: float, speed: Any, bandwidth: Any, asynchronous: int, concurrency: int, rates: str
+        cls,
+        availability: Any,
+        select: Any,
+        deadline: float,
+        speed: Any,
+        bandwidth: Any,
+        asynchronous: int,
+        concurrency: int,
+        participation_rates: str,
     ) -> "ParticipationSettings":
         """Made from specs or objects, as `simulate` takes them."""
         if concurrency and not asynchronous:
@@ -35,5 +43,5 @@ class ParticipationSettings:
             distributions.make("speed", speed),
             distributions.make("bandwidth", bandwidth),
             Buffered(asynchronous, concurrency) if asynchronous else None,
-            rates,
+            participation_rates,
         )

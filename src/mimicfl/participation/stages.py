@@ -13,7 +13,7 @@ NOBODY = np.empty(0, dtype=np.int64)
 
 
 @dataclass(frozen=True)
-class Round:
+class RoundClients:
     """Which clients took part in one round, and which did not. `active` are the clients whose updates are aggregated."""
 
     available: np.ndarray = field(default_factory=lambda: NOBODY)
@@ -95,18 +95,18 @@ class Stages:
         """The virtual time at the end of round t, which took this long and began at time `before` or on the grid of rounds."""
         return (before if self.round_seconds is None else t * self.round_seconds) + seconds
 
-    def round(self, t: int, available: np.ndarray, losses: Losses) -> Round:
-        """Round t, given the numbers of the available clients."""
+    def round(self, t: int, available: np.ndarray, losses: Losses) -> RoundClients:
+        """The clients of round t, given the numbers of the available clients."""
         if not len(available):
-            return Round(seconds=self.idle)
+            return RoundClients(seconds=self.idle)
         selected = available
         if not isinstance(self.selection, All):
             selected = chosen(self.selection, Candidates(t, available, self.sizes, self.seed, losses))
         return self._finished(available, selected)
 
-    def _finished(self, available: np.ndarray, selected: np.ndarray) -> Round:
+    def _finished(self, available: np.ndarray, selected: np.ndarray) -> RoundClients:
         if self.seconds is None:
-            return Round(available, selected, selected, seconds=self.idle)
+            return RoundClients(available, selected, selected, seconds=self.idle)
         need = self.seconds[selected]
         in_time = need <= self.limit if self.limit is not None else np.ones(len(selected), dtype=bool)
         wanted = len(selected) if self.selection.first is None else min(self.selection.first, len(selected))
@@ -115,7 +115,7 @@ class Stages:
         # The server waits for the last client that it counts, or until the limit for those that never finish.
         took = float(need[counted].max()) if len(counted) == wanted and wanted else self.idle
         late = int((~in_time).sum())
-        return Round(available, selected, np.sort(selected[counted]), late, len(selected) - late - len(counted), took)
+        return RoundClients(available, selected, np.sort(selected[counted]), late, len(selected) - late - len(counted), took)
 
     def schedule(self, available: np.ndarray) -> np.ndarray:
         """The active clients of every round, bool [T, N].
@@ -126,10 +126,8 @@ class Stages:
             return available
         known = self
         if self.selection.needs_model:
-            asked = self.selection.asked
-            known = Stages(
-                All() if asked is None else Uniform(asked), self.seconds, self.deadline, self.sizes, self.seed, self.round_seconds
-            )
+            most = self.selection.num_selected
+            known = Stages(All() if most is None else Uniform(most), self.seconds, self.deadline, self.sizes, self.seed, self.round_seconds)
         active = np.zeros_like(available)
         for t, row in enumerate(available):
             active[t, known.round(t, np.flatnonzero(row), _no_losses).active] = True

@@ -40,7 +40,7 @@ class Problem:
     weighting: str
     device: torch.device
     precision: str
-    work: Workspace  # a resident copy of the model, for evaluation
+    workspace: Workspace  # a resident copy of the model, for evaluation
     clients: Clients
     test: Holdout
     class_counts: np.ndarray | None  # [N, classes]
@@ -48,7 +48,7 @@ class Problem:
     optimum: Tensor | None  # [d] where it is known
     test_split: list[np.ndarray] | None = None  # test sample numbers of each client, where clients have their own
     test_partition: str = ""  # how they were assigned, if known
-    found: dict[str, Any] = field(default_factory=dict, repr=False)  # facts that are expensive to find, by name
+    cache: dict[str, Any] = field(default_factory=dict, repr=False)  # facts that are expensive to find, by name
 
     @classmethod
     def of(
@@ -74,17 +74,17 @@ class Problem:
         check("precision", precision)
         if precision != "fp32" and where.type != "cuda":
             raise UsageError(f"precision {precision} needs a GPU, but this run is on the {where}: use device cuda, or precision fp32")
-        work, criterion = Workspace(model, where), criterion_of(data, loss, task, metrics)
-        parts, dtype = as_split(split, data.num_train), work.w.dtype
-        _check_local(local, work, len(parts))
-        clients, test = Clients(data, parts, where, work.input_dtype), Holdout(data, where, work.input_dtype)
-        test.slice_size = min(test.slice_size, slice_for(check_model(work.module, test, data, criterion)))
+        workspace, criterion = Workspace(model, where), criterion_of(data, loss, task, metrics)
+        parts, dtype = as_split(split, data.num_train), workspace.w.dtype
+        _check_local(local, workspace, len(parts))
+        clients, test = Clients(data, parts, where, workspace.input_dtype), Holdout(data, where, workspace.input_dtype)
+        test.slice_size = min(test.slice_size, slice_for(check_model(workspace.module, test, data, criterion)))
         if data.transform is not None:
-            check_inputs(work.module, check_transform(data.transform, clients.inputs(slice(2))))
+            check_inputs(workspace.module, check_transform(data.transform, clients.inputs(slice(2))))
         sizes = clients.sizes if check("weighting", weighting) == "samples" else np.ones(len(parts))
-        optimum = data.optimum if data.optimum is not None and len(data.optimum) == work.w.numel() else None
+        optimum = data.optimum if data.optimum is not None and len(data.optimum) == workspace.w.numel() else None
         return cls(
-            *(model, data, parts, str(getattr(split, "spec", "")), local, criterion, weighting, where, precision, work, clients, test),
+            *(model, data, parts, str(getattr(split, "spec", "")), local, criterion, weighting, where, precision, workspace, clients, test),
             class_counts=data.class_counts(parts),
             share=torch.from_numpy(sizes / sizes.sum()).to(where, dtype),
             optimum=None if optimum is None else optimum.to(where, dtype),
@@ -94,19 +94,19 @@ class Problem:
 
     def with_local(self, local: LocalSGD) -> "Problem":
         """The same problem with another local training; all else is shared."""
-        _check_local(local, self.work, len(self.split))
+        _check_local(local, self.workspace, len(self.split))
         return replace(self, local=local)
 
     @property
     def model(self) -> nn.Module:
         """The model to make copies of; copies share its frozen parameters, also on a GPU."""
-        frozen = any(not p.requires_grad for p in self.work.module.parameters())
-        return self.work.module if frozen and self.device.type == "cuda" else self.template
+        frozen = any(not p.requires_grad for p in self.workspace.module.parameters())
+        return self.workspace.module if frozen and self.device.type == "cuda" else self.template
 
     def evaluate(self, w: Tensor, buffers: dict[str, Tensor]) -> Score:
         """The test loss and accuracy of a model."""
-        self.work.load(w, buffers)
-        return evaluate(self.work.module, self.test, self.loss, self.data.num_classes)
+        self.workspace.load(w, buffers)
+        return evaluate(self.workspace.module, self.test, self.loss, self.data.num_classes)
 
     @property
     def client_metric(self) -> Metric:
@@ -136,8 +136,8 @@ class Problem:
 
     def client_losses(self, w: Tensor, buffers: dict[str, Tensor], clients: np.ndarray) -> np.ndarray:
         """A model's training loss on all samples of each of these clients."""
-        self.work.load(w, buffers)
-        module = self.work.module.eval()
+        self.workspace.load(w, buffers)
+        module = self.workspace.module.eval()
         found = []
         with torch.no_grad():
             for client in clients:
@@ -151,15 +151,15 @@ class Problem:
         metric = self.loss.client_metric if isinstance(self.loss, LearningTask) else Accuracy()
         if metric is None or metric.name != "accuracy":
             return []
-        self.work.load(w, buffers)
-        train = Holdout(self.data, self.device, self.work.input_dtype, part="train", slice_size=self.test.slice_size)
-        found = evaluate(self.work.module, train, self.loss, self.data.num_classes)
+        self.workspace.load(w, buffers)
+        train = Holdout(self.data, self.device, self.workspace.input_dtype, part="train", slice_size=self.test.slice_size)
+        found = evaluate(self.workspace.module, train, self.loss, self.data.num_classes)
         tasked = isinstance(self.loss, LearningTask)
         return per_client(metric, found, self.split) if tasked else client_accuracy(found, self.split)
 
 
-def _check_local(local: LocalSGD, work: Workspace, num_clients: int) -> None:
-    check_local(local, work)
+def _check_local(local: LocalSGD, workspace: Workspace, num_clients: int) -> None:
+    check_local(local, workspace)
     for name, numbers in local.lists.items():
         if len(numbers) != num_clients:
             raise UsageError(f"{name} has {len(numbers)} numbers, one per client, but there are {num_clients} clients")

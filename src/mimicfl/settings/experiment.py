@@ -10,7 +10,7 @@ import hashlib
 import inspect
 import json
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, get_type_hints
@@ -53,8 +53,8 @@ class Experiment:
         stored_at_default=False,
     )
     partition: str = setting("auto", "how the samples are split among the clients", "SPEC")
-    model: str = setting("auto", "model; mlp:200,100 has two hidden layers", "SPEC")
-    loss: str = setting("auto", "loss; mse is half the mean squared error", "NAME")
+    model: str = setting("auto", "model (mlp:200,100 has two hidden layers)", "SPEC")
+    loss: str = setting("auto", "loss (mse is half the mean squared error)", "NAME")
     task: str = setting(
         "auto",
         "learning task, instead of a loss: it determines the loss, how outputs are interpreted, and the metrics",
@@ -167,8 +167,7 @@ class Experiment:
             if name in NAMED_BY and not isinstance(value, (Real, types.NoneType)):
                 value = NAMED_BY[name].spell(value)
             value = coerce(name, value, kind)
-            if value is not None:
-                check(name, value)
+            check(name, value)
             object.__setattr__(self, name, value)
         if self.epochs is not None and self.steps is not None:
             raise UsageError("give epochs or steps, not both")
@@ -232,14 +231,22 @@ ADDED_LATER = tuple(name for name, f in SETTINGS.items() if not f.metadata["stor
 def check(name: str, value: Any) -> Any:
     """A setting's value, checked as declared; also for values that reach Python functions directly."""
     declared = SETTINGS[name].metadata
+    if value is None and SETTINGS[name].default is None:
+        return None
     if declared["choices"]:
         return one_of(name, value, declared["choices"])
     return declared["check"](name, value) if declared["check"] else value
 
 
-def arguments_of(function: Callable[..., Any], experiment: Experiment) -> dict[str, Any]:
-    """The settings that a function has parameters for."""
-    return {name: getattr(experiment, name) for name in inspect.signature(function).parameters if name in SETTINGS}
+def settings_of(function: Callable[..., Any]) -> list[str]:
+    """The names of the settings that a function has parameters for."""
+    return [name for name in inspect.signature(function).parameters if name in SETTINGS]
+
+
+def arguments_of(function: Callable[..., Any], given: Experiment | Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that a function has parameters for, from an experiment, or from the arguments of `simulate`, which are checked here."""
+    values = {name: given[name] if isinstance(given, Mapping) else getattr(given, name) for name in settings_of(function)}
+    return {name: check(name, value) for name, value in values.items()}
 
 
 def help_of(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError, integer
+from ..errors import UsageError
 from ..files import is_scratch
 from ..fingerprint import OPTIONAL, Fingerprint
 from ..metrics.recorder import Saved
@@ -21,10 +21,10 @@ SCRATCH_SHARE = 0.02  # the same for runs that are only kept until their results
 
 
 class Checkpoints:
-    """The checkpoints of one run. `every`: rounds between two of them; None: as often as 5 % of the time allows."""
+    """The checkpoints of one run. `every`: rounds between two of them; 0: as often as 5 % of the time allows."""
 
-    def __init__(self, run: RunParts, folder: RunFolder, every: int | None) -> None:
-        self.run, self.folder, self.every = run, folder, every and integer("checkpoint_every", every)
+    def __init__(self, run: RunParts, folder: RunFolder, every: int) -> None:
+        self.run, self.folder, self.every = run, folder, every
         self.companions = 1  # runs that share the time with this one
         self.saved_at, self.saving_took = time.perf_counter(), 0.0
         if names := run.fingerprint.unreadable:

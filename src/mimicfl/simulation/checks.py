@@ -23,16 +23,16 @@ def check_units(problem: Problem, server: Server) -> None:
         )
 
 
-def check_learning_rates(problem: Problem, available: np.ndarray, server: Server, known: bool = True, asynchronous: bool = False) -> None:
+def check_learning_rates(problem: Problem, active: np.ndarray, server: Server, known: bool = True, asynchronous: bool = False) -> None:
     """Find a rate of zero or less now, not after an hour; check that a certified rate fits the run.
 
     `known`: the schedule does not depend on the model.
     """
     local, local_lr, global_lr = problem.local, server.local_lr, server.global_lr
-    for t, m in enumerate(available.sum(axis=1).tolist()):
+    for t, m in enumerate(active.sum(axis=1).tolist()):
         if m:
             local_lr(t, m), global_lr(t, m)  # custom functions are checked wherever they are called
-    if isinstance(global_lr, theory) and global_lr.horizon is not None and available.any():
+    if isinstance(global_lr, theory) and global_lr.horizon is not None and active.any():
         if not known:
             raise UsageError("a certified learning rate needs a schedule that is known before the run; use another selection or global_lr")
         if asynchronous:
@@ -42,7 +42,7 @@ def check_learning_rates(problem: Problem, available: np.ndarray, server: Server
             raise UsageError(f"a certified learning rate requires plain SGD: remove {without}, or use another global_lr")
         if server.optimizer is not None:
             raise UsageError("a certified learning rate needs the algorithm's own step: use server_optimizer='none' or another global_lr")
-        rounds = Rounds(np.ones(len(available)), available)
+        rounds = Rounds(np.ones(len(active)), active)
         steps = max(len(local.batch_sizes(int(size), client)) for client, size in enumerate(problem.clients.sizes))
         largest = max(local_lr(int(t), int(m)) for t, m in zip(rounds.number, rounds.m, strict=True))
         check_certificate(global_lr, rounds, steps, largest, server.update)

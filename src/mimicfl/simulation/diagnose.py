@@ -30,4 +30,4 @@ def attach_diagnostics(run: Run, diagnose: Any) -> None:
         if float(population.mean(g).norm()) <= 1e-5 * float(g.norm(dim=1).max()):  # with other splits or weights the minimum differs
             low = float(population.share @ values)
     batches = [problem.local.batch_sizes(int(size))[0] for size in problem.clients.sizes]
-    run.diagnostics = Diagnostics(settings, population, run.available, batches, kind, low, run.seed)
+    run.diagnostics = Diagnostics(settings, population, run.active, batches, kind, low, run.seed)

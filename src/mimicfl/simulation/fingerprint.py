@@ -25,36 +25,36 @@ from .parts import RunParts
 
 def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
     """The fingerprint of the run's first `rounds` rounds."""
-    problem, server, available = run.problem, run.server, run.available[:rounds]
-    asked, stages = run.asked, run.participation.staged
-    busy = [(t, m) for t, m in enumerate(available.sum(axis=1).tolist()) if m]
+    problem, server, active = run.problem, run.server, run.active[:rounds]
+    chosen, stages, mean = run.participation_settings, run.participation.staged, server.running_mean
+    busy = [(t, m) for t, m in enumerate(active.sum(axis=1).tolist()) if m]
     values, (shared, shared_own, unreadable) = Values(), _of_problem(problem)
     common = shared | {
         "algorithm": [describe(ALGORITHMS, server.algorithm), values.of(server.algorithm), _built_in_code(server.algorithm)]
         + ([] if server.optimizer is None else [values.of(server.optimizer), _built_in_code(server.optimizer)]),
         "local training": values.of(problem.local.fingerprint),
         "update": server.update,
-        "evaluation": run.eval_every if server.mean is None else [run.eval_every, server.mean.average, _built_in_code(server.mean)],
+        "evaluation": run.eval_every if mean is None else [run.eval_every, mean.average, _built_in_code(mean)],
     }
     own = shared_own | {
-        "schedule": values.of(available),
+        "schedule": values.of(active),
         "rates": [[rate(t, m) for rate in (server.local_lr, server.global_lr)] for t, m in busy],
         "seed": run.seed,
         "callback": _callbacks(run.callbacks.of_result, values),
         "diagnosis": None if run.diagnostics is None else values.of(run.diagnostics.settings),
     }
-    staged = stages is not None or asked.rates != "known"  # fingerprints of other runs stay what they were
+    staged = stages is not None or chosen.rates != "known"  # fingerprints of other runs stay what they were
     if staged:
         events = run.participation.arrivals
         own["participation"] = values.of(
-            [stages, asked.rates, *([] if events is None else [events.versions[:rounds], events.times[:rounds]])]
+            [stages, chosen.rates, *([] if events is None else [events.versions[:rounds], events.times[:rounds]])]
         )
     made_data = _made_by(DATASETS, run.config, "dataset", values)
     follows = ("seed", "num_clients", "ids") if made_data else ("seed", "num_clients")  # the ids of such data follow the seed as well
     experiment = {
         "data": made_data or own["data"],
         "split": _made_by(PARTITIONS, run.config, "partition", values, follows) or problem.partition or own["split"],
-        "availability": values.of(asked.pattern),
+        "availability": values.of(chosen.pattern),
         "rates": [values.of(server.local_lr), values.of(server.global_lr)],
     }
     if problem.test_split is not None:
@@ -62,7 +62,7 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
         experiment["test split"] = problem.test_partition or own["test split"]
     if staged:
         kept: tuple[Any, ...] = () if stages is None else (stages.selection, stages.deadline, stages.round_seconds)
-        kept += ([asked.speed, asked.bandwidth], asked.rates, *([] if asked.buffered is None else [asked.buffered]))
+        kept += ([chosen.speed, chosen.bandwidth], chosen.rates, *([] if chosen.buffered is None else [chosen.buffered]))
         experiment["participation"] = [values.of(each) for each in kept]
     of_run, of_experiment = ({key: digest(value) for key, value in given.items()} for given in (common | own, common | experiment))
     return Fingerprint(of_run, of_experiment, unreadable=sorted(values.unreadable | unreadable))
@@ -70,13 +70,13 @@ def fingerprint(run: RunParts, rounds: int) -> Fingerprint:
 
 def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[str]]:
     """What the problem adds to `common` and to `own`, and the unreadable functions; found once for all runs that share the problem."""
-    if "fingerprint" not in problem.found:
+    if "fingerprint" not in problem.cache:
         template, values, shape = problem.template, Values(), Values(by_shape=weights_of(problem.template))
         common = {
             "weighting": values.of(problem.weighting),
             "model": [ADDRESS.sub("", str(template)), shape.of(template), _tied(template)],
             "loss": values.of(problem.loss),
-            "precision": [problem.precision, str(problem.work.w.dtype)],
+            "precision": [problem.precision, str(problem.workspace.w.dtype)],
         }
         if problem.data.transform is not None:
             common["transform"] = values.of(problem.data.transform)
@@ -87,8 +87,8 @@ def _of_problem(problem: Problem) -> tuple[dict[str, Any], dict[str, Any], set[s
             "initial weights": values.of(flatten(template)),
             "device": problem.device.type,
         }
-        problem.found["fingerprint"] = common, own, values.unreadable | shape.unreadable
-    return problem.found["fingerprint"]  # type: ignore[no-any-return]
+        problem.cache["fingerprint"] = common, own, values.unreadable | shape.unreadable
+    return problem.cache["fingerprint"]  # type: ignore[no-any-return]
 
 
 def _built_in_code(part: object) -> list[str]:

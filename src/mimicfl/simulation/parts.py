@@ -19,8 +19,8 @@ class RunParts(Protocol):
     problem: Problem
     server: Server
     recorder: Recorder
-    asked: ParticipationSettings
-    available: np.ndarray  # bool [rounds, N]
+    participation_settings: ParticipationSettings
+    active: np.ndarray  # bool [rounds, N]
     participation: Participation
     versions: Versions | None  # of an asynchronous run: the models that clients may still be training from
     planned: int  # rounds, also if a callback stops the run earlier

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ..algorithms.client_numbers import together
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
-from ..algorithms.numbers import together
 from ..algorithms.server import ClientUpdates
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
@@ -56,7 +56,7 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
 def requests_of(runs: Sequence[Run]) -> Requests:
     """The requests to the active clients of these runs, whose numbers are copied to the device at once."""
     active = [run.begin_round() for run in runs]
-    return {run: run.request(rows) for run, rows in zip(runs, together(active, runs[0].problem.device), strict=True)}
+    return {run: run.request(numbers) for run, numbers in zip(runs, together(active, runs[0].problem.device), strict=True)}
 
 
 def train_active(engine: Engine, requests: Requests) -> Updates:

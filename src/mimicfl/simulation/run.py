@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithms import trait
-from ..algorithms.finite import check_model
+from ..algorithms.finite import check_global_model
 from ..algorithms.server import ClientUpdates, Server
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
 from ..clients import params
@@ -28,7 +28,7 @@ from ..metrics.recorder import Recorder, Row, scored
 from ..metrics.store import RunFolder, as_folder
 from ..participation.run_schedule import Participation
 from ..participation.settings import ParticipationSettings
-from ..participation.stages import Round
+from ..participation.stages import RoundClients
 from ..problem import Problem
 from .checkpoint import Checkpoints
 from .fingerprint import fingerprint
@@ -43,16 +43,17 @@ class Run:
         self,
         problem: Problem,
         server: Server,
-        asked: ParticipationSettings,
+        participation_settings: ParticipationSettings,
         participation: Participation,
-        seed: int = 0,
-        eval_every: int = 1,
-        checkpoint_every: int | None = None,
+        seed: int,
+        eval_every: int,
+        checkpoint_every: int,
     ) -> None:
-        self.problem, self.server, self.asked, self.participation = problem, server, asked, participation
+        self.problem, self.server, self.participation = problem, server, participation
+        self.participation_settings = participation_settings
         self.seed, self.eval_every, self.checkpoint_every = seed, eval_every, checkpoint_every
-        self.available = participation.active  # up to the last round, which a callback may decide
-        self.planned, self.round = len(self.available), Round()
+        self.active = participation.active  # up to the last round, which a callback may decide
+        self.planned, self.round = len(self.active), RoundClients()
         self.versions = None if participation.arrivals is None else Versions(server, participation.arrivals)
         self.recorder, self.visits = Recorder(), Visits(len(problem.split))
         self.checkpoints: Checkpoints | None = None  # of a run that is kept in a folder
@@ -76,7 +77,7 @@ class Run:
 
     @property
     def rounds(self) -> int:
-        return len(self.available)
+        return len(self.active)
 
     def _losses(self, clients: np.ndarray) -> np.ndarray:
         return self.problem.client_losses(self.server.w, self.server.buffers, clients)
@@ -105,11 +106,11 @@ class Run:
         self.round = self.participation.round(self.t, self._losses)
         return self.round.active
 
-    def request(self, rows: Tensor | None = None) -> TrainRequest | None:
-        """The request to the active clients of this round, whose numbers `rows` holds on the device; None if no client is available."""
+    def request(self, numbers: Tensor | None = None) -> TrainRequest | None:
+        """The request to the active clients of this round, which `numbers` holds on the device; None if no client is active."""
         if not len(self.round.active):
             return None
-        request = self.server.request(self.t, self.round.active, rows)
+        request = self.server.request(self.t, self.round.active, numbers)
         if self.versions is not None and self.round.versions is not None:
             request = self.versions.applied_to(request, self.round.versions)
         if self.diagnostics is not None:  # they compare the clients' own updates
@@ -126,7 +127,7 @@ class Run:
         if self.versions is not None:
             self.versions.stepped(self.t)
         if self.diagnostics and before:
-            check_model(self.server.w, request)
+            check_global_model(self.server.w, request)
             active = torch.from_numpy(request.active).to(self.problem.device)
             self.diagnosis = self.diagnostics.after(before, self.server.w, step, active, g, request.buffers)
         self.score = None
@@ -188,7 +189,7 @@ class Run:
     def end_where_stopped(self) -> None:
         """No rounds follow the one in which a callback stopped the run."""
         if self.recorder.rows and self.recorder.rows[-1].get("stopped"):
-            self.available = self.available[: self.t]
+            self.active = self.active[: self.t]
 
     @property
     def due(self) -> bool:

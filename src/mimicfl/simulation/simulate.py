@@ -1,6 +1,5 @@
 """`simulate`: one run, from Python objects."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from .run import Run
 from .setup import set_up
 from .train import train
 
-SET_UP = inspect.signature(set_up).parameters
 Progress = Callable[[Row, int], None]
 
 
@@ -121,20 +119,19 @@ def simulate(
     notice            called with one line of text: which engine was selected, and why
     config            settings to store in the folder instead of a description of these arguments
     """
-    given = dict(locals())  # what `set_up` takes is passed on by name
     called = callback_set(each_round, callbacks)
     for name, function in (("progress", progress), ("notice", notice)):
         check_callable(name, function)
-    if checkpoint_every is not None:
-        integer("checkpoint_every", checkpoint_every)
-    work = LocalSGD() if local is None else local
-    problem = Problem.of(model, data, split, work, loss, weighting, device, precision, task, metrics, test_split)
-    length: dict[str, Any] = {name: n if n is None else check(name, n) for name, n in (("rounds", rounds), ("uploads", uploads))}
-    run = set_up(problem, **length | {name: value for name, value in given.items() if name in SET_UP and name not in length})
+    checkpoint_every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
+    rounds, uploads = check("rounds", rounds), check("uploads", uploads)
+    given = dict(locals())  # the settings, by name
+    local = LocalSGD() if local is None else local
+    problem = Problem.of(model, data, split, local, loss, weighting, device, precision, task, metrics, test_split)
+    run = set_up(problem, given)
     check_engine(engine, problem.device)  # before anything is written
     attach_diagnostics(run, diagnose)
     run.callbacks = called
-    run.config = config or described(run, length | {"global_lr": global_lr})
+    run.config = config or described(run, given)
     on_row = None if progress is None else lambda run, row: progress(copied(row), run.rounds)
     [found] = train([run], [out], engine, notice, on_row, ray=ray)
     if isinstance(found, Diverged):
@@ -150,11 +147,11 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
     return {
         "source": "python",
         "dataset": problem.data.name,
-        "model": f"{type(problem.template).__name__.lower()} with {problem.work.w.numel():,} parameters",
+        "model": f"{type(problem.template).__name__.lower()} with {problem.workspace.w.numel():,} parameters",
         "partition": problem.partition or "custom",
         "num_clients": len(problem.split),
         "algorithm": describe(ALGORITHMS, server.algorithm),
-        "availability": describe(PATTERNS, run.asked.pattern),
+        "availability": describe(PATTERNS, run.participation_settings.pattern),
         "rounds": given["rounds"],
         "uploads": given["uploads"],
         **{"epochs": local.epochs, "steps": local.steps, **{name: list(each) for name, each in local.lists.items()}},
@@ -163,7 +160,7 @@ def described(run: Run, given: dict[str, Any]) -> dict[str, Any]:
         "lr": describe(RATES, server.local_lr),
         "global_lr": "local" if follows else describe(RATES, server.global_lr),
         **({} if server.optimizer is None else {"server_optimizer": describe(SERVER_OPTIMIZERS, server.optimizer)}),
-        **({} if server.mean is None else {"average": server.mean.average}),
+        **({} if server.running_mean is None else {"average": server.running_mean.average}),
         "update": server.update,
         "weighting": problem.weighting,
         **described_loss(problem.loss),
@@ -182,9 +179,9 @@ def described_loss(loss: Any) -> dict[str, Any]:
 
 def _stages(run: Run) -> dict[str, Any]:
     """Selection, deadline and clock, where they differ from the defaults."""
-    asked = run.asked
-    found = {"select": describe(SELECTIONS, asked.selection), "deadline": asked.deadline or 0.0, "participation_rates": asked.rates}
-    found |= {name: describe(DISTRIBUTIONS, d) for name in ("speed", "bandwidth") if (d := getattr(asked, name)) is not None}
-    if asked.buffered is not None:
-        found |= {"asynchronous": asked.buffered.arrivals, "concurrency": asked.buffered.concurrency}
+    chosen = run.participation_settings
+    found = {"select": describe(SELECTIONS, chosen.selection), "deadline": chosen.deadline or 0.0, "participation_rates": chosen.rates}
+    found |= {name: describe(DISTRIBUTIONS, d) for name in ("speed", "bandwidth") if (d := getattr(chosen, name)) is not None}
+    if chosen.buffered is not None:
+        found |= {"asynchronous": chosen.buffered.arrivals, "concurrency": chosen.buffered.concurrency}
     return {name: value for name, value in found.items() if value != SETTINGS[name].default}

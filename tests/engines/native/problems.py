@@ -10,15 +10,25 @@ from torch import nn
 import mimicfl as mf
 from mimicfl.clients.losses import as_loss
 from mimicfl.clients.params import flatten
-from mimicfl.engines.native.engine import Plan, Program
+from mimicfl.data.clients import Clients
+from mimicfl.engines.native.engine import Batches, NativeEngine, Program
 
 needs_compiler = pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="no C++ compiler on this machine")
+QUICK = ("-O1", "-march=native")  # compiles fast
 
 
 def problem(shape, outputs, n=40, loss="cross-entropy"):
     x = torch.randn(n, *shape)
     y = torch.arange(n) % outputs if loss == "cross-entropy" else torch.randn(n, outputs)
     return mf.Data(x, y, x, y)
+
+
+def native(model, data, loss="cross-entropy"):
+    return NativeEngine(model, Clients(data, [np.arange(len(data.x_train))], torch.device("cpu"), torch.float32), as_loss(loss), QUICK)
+
+
+def linear():
+    return nn.Sequential(nn.Linear(6, 4))
 
 
 def assert_close(ours, theirs, tolerance=2e-5):
@@ -33,7 +43,7 @@ def check_gradients(model, data, loss="cross-entropy", flags=(), batches=(1, 5, 
     pool, target = program.pool(data.x_train), program.target(data.y_train)
     for size in batches:
         rows = np.random.default_rng(size).permutation(len(pool))[:size]
-        g, value = program.train(w, pool, target, Plan([(rows, [size])], [0]), [None], 1)
+        g, value = program.train(w, pool, target, Batches([(rows, [size])], [0]), [None], 1)
         exact_value = as_loss(loss)(model(data.x_train[rows]), data.y_train[rows])
         exact = torch.cat([p.reshape(-1) for p in torch.autograd.grad(exact_value, list(model.parameters()))])
         assert_close(g[0], exact)

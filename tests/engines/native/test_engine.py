@@ -12,7 +12,7 @@ from mimicfl.clients.params import flatten
 from mimicfl.data.arrays import as_split
 from mimicfl.data.clients import Clients
 from mimicfl.engines.native import Unsupported, build, network
-from mimicfl.engines.native.engine import NativeEngine, Plan, Program
+from mimicfl.engines.native.engine import Batches, NativeEngine, Program
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.experiments.execute import resume
 from tests.conftest import BUILT_IN, make_run, run_on
@@ -99,8 +99,8 @@ class TestDropout:
             model[2].weight.fill_(1.0)
         data = self.data()
         program = Program(model, data, as_loss("mse"))
-        plan = Plan([(np.tile(np.arange(64), steps), [64] * steps)], [key])
-        g, _ = program.train(flatten(model), program.pool(data.x_train), program.target(data.y_train), plan, [None], 1)
+        batches = Batches([(np.tile(np.arange(64), steps), [64] * steps)], [key])
+        g, _ = program.train(flatten(model), program.pool(data.x_train), program.target(data.y_train), batches, [None], 1)
         return g[0, -50:], program, model, data
 
     @pytest.mark.slow

@@ -162,12 +162,12 @@ def test_other_clients_change_no_bit(device):
 def test_clients_with_equal_batches_share_them(monkeypatch):
     clients = clients_of((1, 8, 8))
     engine, requests = assert_equals_plain(MODELS["mlp"](), clients, mf.LocalSGD(epochs=2, batch_size=8))
-    plans = []
+    trained = []
     real = DeviceProgram.train
-    monkeypatch.setattr(DeviceProgram, "train", lambda program, plan: plans.append(plan) or real(program, plan))
+    monkeypatch.setattr(DeviceProgram, "train", lambda program, batches: trained.append(batches) or real(program, batches))
     engine.train([requests[1], requests[1]])
-    assert len(plans[0].rows) == 2 * sum(SIZES[client] for client in requests[1].active)  # two epochs
-    assert plans[0].begin.tolist() == 2 * plans[0].begin[:2].tolist()
+    assert len(trained[0].rows) == 2 * sum(SIZES[client] for client in requests[1].active)  # two epochs
+    assert trained[0].begin.tolist() == 2 * trained[0].begin[:2].tolist()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_activations_that_do_not_fit_are_stored_in_global_memory(monkeypatch):
     monkeypatch.setattr("mimicfl.engines.native.gpu.program.generate", lambda *given: made.append(real(*given)) or made[-1])
     make, shape = MORE["lenet"]
     assert_equals_plain(make(), clients_of(shape), mf.LocalSGD(epochs=1, batch_size=16))
-    assert "FAR = 0," not in made[0]
+    assert "FAR = 0," not in made[0].code
 
 
 @given(st.data())

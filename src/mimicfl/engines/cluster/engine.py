@@ -51,7 +51,7 @@ class RayEngine:
             if not ray.is_initialized():  # else the user has connected, and stays so
                 connect(ray, address)
                 opened.callback(ray.shutdown)
-            workers = min(count_workers(ray, problem.device.type), max(int(run.available.sum(axis=1).max()) for run in runs) or 1)
+            workers = min(count_workers(ray, problem.device.type), max(int(run.active.sum(axis=1).max()) for run in runs) or 1)
             groups = groups or workers
             if local.name in ("plain", "workers"):  # on a cluster, one worker per core is what the engine workers is on one machine
                 local = PlainEngine(problem.model, problem.clients, problem.loss)

@@ -6,6 +6,7 @@ the multiplications.
 
 from typing import ClassVar
 
+from .net import Net
 from .text import at, size, words
 from .trace import Layer
 
@@ -33,28 +34,20 @@ def is_winograd(layer: Layer) -> bool:
     return layer.kind == "conv" and layer.kernel == (3, 3) and layer.stride == (1, 1) and wide
 
 
-class ChannelsLastNet:
-    """Layer k writes `outputs[k]`; the gradient of its output is in `gradients[k]`. ReLU works in place in both passes."""
+class ChannelsLastNet(Net):
+    """The channels of a pixel are in the vector lanes. ReLU works in place in both passes."""
 
     group = str(GROUP)
     losses: ClassVar = {"cross-entropy": "rows_cross_entropy", "mse": "rows_squared_error"}
 
     def __init__(self, layers: list[Layer]) -> None:
-        self.layers = layers
-        self.vectors: dict[str, int] = {}
-        self.floats: dict[str, int] = {}
-        self.declarations: list[str] = []  # buffers whose sizes depend on the kernels
-        self.outputs: list[str] = []
-        self.gradients: list[str] = []
-        self.prepare: list[str] = ["(void)s, (void)w;"]
-        self.forward: list[str] = ["(void)w, (void)training, (void)key, (void)position;"]
-        self.backward: list[str] = []
+        super().__init__(layers)
+        self.forward.append("(void)w, (void)training, (void)key, (void)position;")
         self.image: tuple[int, int, int] | None = layers[0].shape
         self._buffer("input", size(layers[0].shape))
         self.workspaces: list[str] = []
         for k, layer in enumerate(layers):
-            self.below = self.outputs[-1] if self.outputs else "input"
-            self.needs_input_gradient = any(lower.weight >= 0 for lower in layers[:k])
+            self.begin(k)
             own = layer.kind != "relu"
             if own:
                 self._buffer(f"a{k}", size(layer.out))
@@ -68,24 +61,15 @@ class ChannelsLastNet:
         if self.workspaces:
             self.declarations.append(f"alignas(64) float work[largest({{{words(*self.workspaces)}}})];")
 
-    def members(self, loss: str) -> list[str]:
-        """Return the functions that depend on the layout."""
-        first = self.layers[0].shape
-        return [
-            "static void gather(Work& s, const Sample* pool, const float* table, const int64_t* rows, int count) {",
-            f"  rows_gather<{first[0]}, {first[1] * first[2]}>(pool, table, rows, count, s.input);",
-            "}",
-            "static double loss(Work& s, const Target* target, const int64_t* rows, int count, int batch) {",
-            f"  return {self.losses[loss]}<OUTPUTS>(s.{self.outputs[-1]}, target, rows, count, batch, s.{self.gradients[-1]});",
-            "}",
-            f"static float output(const Work& s, int i, int j) {{ return s.{self.outputs[-1]}[i * OUTPUTS + j]; }}",
-        ]
+    def gather(self) -> str:
+        channels, height, width = self.layers[0].shape
+        return f"rows_gather<{channels}, {height * width}>"
+
+    def output(self, buffer: str) -> str:
+        return f"s.{buffer}[i * OUTPUTS + j]"
 
     def _buffer(self, name: str, per_sample: int) -> None:
         self.floats[name] = -(-GROUP * per_sample // CHANNELS) * CHANNELS
-
-    def gradient_below(self, k: int) -> str:
-        return f"s.{self.gradients[k - 1]}"
 
     def _used(self, layer: Layer) -> str:
         """The number of vectors that a group's samples take in a buffer."""
@@ -114,12 +98,6 @@ class ChannelsLastNet:
         self.forward.append(f"{kind}::{name}(s.{self.below}, s.a{k}, count);")
         if self.needs_input_gradient:
             self.backward.append(f"{kind}::{name}_back({back}s.d{k}, {self.gradient_below(k)}, count);")
-
-    def _max_pool(self, k: int, layer: Layer) -> None:
-        self._pool(k, layer, "max_pool", f"s.{self.below}, s.a{k}, ")
-
-    def _avg_pool(self, k: int, layer: Layer) -> None:
-        self._pool(k, layer, "avg_pool", "")
 
     def _linear(self, k: int, layer: Layer) -> None:
         i, o = layer.shape[0], layer.out[0]

@@ -42,23 +42,23 @@ class Program(Network):
             raise MemoryError("the native engine could not allocate its workspace")
         return out
 
-    def train(self, w: Tensor, pool: Tensor, target: Tensor, plan: "Plan", shifts: Shifts, threads: int) -> tuple[Tensor, Tensor]:
+    def train(self, w: Tensor, pool: Tensor, target: Tensor, batches: "Batches", shifts: Shifts, threads: int) -> tuple[Tensor, Tensor]:
         """Train one round; return g [m, d] and the summed batch losses [m].
 
-        w is [d], or [models, d] with the index of each client's model in `plan.model`.
+        w is [d], or [models, d] with the index of each client's model in `batches.model`.
         """
-        m = len(plan.begin)
+        m = len(batches.begin)
         g = floats(m, w.shape[-1])
         loss = np.empty(m)
         w = w.contiguous()
         shifts = [shift if shift is None else shift.contiguous() for shift in shifts]  # keeps them alive while the compiled code reads them
         shift = np.array([0 if shift is None else _pointer(shift) for shift in shifts], dtype=np.uintp)
-        arrays: list[np.ndarray] = [plan.rows, plan.begin, plan.sizes, plan.step]
+        arrays: list[np.ndarray] = [batches.rows, batches.begin, batches.sizes, batches.step]
         failed = self.code.mimicfl_train(
-            *[_pointer(w), plan.model.ctypes.data, _pointer(g), loss.ctypes.data],
+            *[_pointer(w), batches.model.ctypes.data, _pointer(g), loss.ctypes.data],
             *[_pointer(pool), _pointer(self.table), _pointer(target), *[array.ctypes.data for array in arrays]],
-            *[shift.ctypes.data, plan.keys.ctypes.data, plan.eta.ctypes.data, plan.mu.ctypes.data],
-            *[plan.momentum.ctypes.data, plan.clip.ctypes.data, m, threads],
+            *[shift.ctypes.data, batches.keys.ctypes.data, batches.eta.ctypes.data, batches.mu.ctypes.data],
+            *[batches.momentum.ctypes.data, batches.clip.ctypes.data, m, threads],
         )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
@@ -66,11 +66,11 @@ class Program(Network):
 
     def step(self, w: Tensor, pool: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient [d] and the loss [1] of all these samples as one batch."""
-        g, loss = self.train(w, pool, target, Plan([(np.arange(len(pool)), [len(pool)])], [0]), [None], 1)
+        g, loss = self.train(w, pool, target, Batches([(np.arange(len(pool)), [len(pool)])], [0]), [None], 1)
         return g[0], loss
 
 
-class Plan:
+class Batches:
     """The samples of every step of every client, concatenated as the compiled code expects, with the clients' rates and models."""
 
     def __init__(
@@ -143,9 +143,9 @@ class NativeEngine:
         per_client = [requests[a] for a, _ in jobs]
         rates = ([request.eta_L for request in per_client], [request.instructions.mu for request in per_client])
         terms = ([request.local.momentum for request in per_client], [request.local.clip_norm for request in per_client])
-        plan = Plan(parts, keys, *rates, *terms, [a for a, _ in jobs])
+        batches = Batches(parts, keys, *rates, *terms, [a for a, _ in jobs])
         w = torch.stack([request.w for request in requests])
-        g, loss = self.program.train(w, pool, target, plan, shifts, torch.get_num_threads())
+        g, loss = self.program.train(w, pool, target, batches, shifts, torch.get_num_threads())
         steps = torch.tensor([len(sizes) for _, sizes in parts])
         return ClientUpdates(g, steps, (loss / steps).to(torch.float32))
 

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from .channels_last import ChannelsLastNet, suits_channels_last
+from .net import Net
 from .text import at, size, words
 from .trace import Layer
 
@@ -61,29 +62,22 @@ def each_written_once(layers: list[Layer], dimension: int) -> bool:
     return len(set(begins)) == len(begins) and weights + biases == dimension
 
 
-class LaneNet:
-    """Collects the buffers and calls of a network. Layer k writes `outputs[k]`; the gradient of its output is in `gradients[k]`.
+class LaneNet(Net):
+    """The samples of a group are in the vector lanes; empty ones are computed, too.
 
     ReLU works in place in both passes, because it and the layer below need only the sign of its output. Every other layer has its own
-    buffers. The samples of a group are in the vector lanes; empty ones are computed, too.
+    buffers.
     """
 
     group = "LANES"
     losses: ClassVar = {"cross-entropy": "cross_entropy", "mse": "squared_error"}
-    declarations: tuple[str, ...] = ()
 
     def __init__(self, layers: list[Layer]) -> None:
-        self.layers = layers
-        self.vectors: dict[str, int] = {"input": size(layers[0].shape)}
-        self.floats: dict[str, int] = {}
-        self.outputs: list[str] = []
-        self.gradients: list[str] = []
-        self.prepare: list[str] = ["(void)s, (void)w;"]
-        self.forward: list[str] = ["(void)w, (void)count, (void)training, (void)key, (void)position;"]
-        self.backward: list[str] = []
+        super().__init__(layers)
+        self.vectors["input"] = size(layers[0].shape)
+        self.forward.append("(void)w, (void)count, (void)training, (void)key, (void)position;")
         for k, layer in enumerate(layers):
-            self.below = self.outputs[-1] if self.outputs else "input"
-            self.needs_input_gradient = any(lower.weight >= 0 for lower in layers[:k])
+            self.begin(k)
             if layer.kind != "relu":
                 self.vectors[f"a{k}"] = size(layer.out)
             self.outputs.append(self.below if layer.kind == "relu" else f"a{k}")
@@ -93,20 +87,11 @@ class LaneNet:
             getattr(self, f"_{layer.kind}")(k, layer)
         self.backward.append("(void)w, (void)count;")
 
-    def members(self, loss: str) -> list[str]:
-        """Return the functions that depend on the layout."""
-        return [
-            "static void gather(Work& s, const Sample* pool, const float* table, const int64_t* rows, int count) {",
-            "  ::gather<FEATURES, CHANNELS>(pool, table, rows, count, s.input);",
-            "}",
-            "static double loss(Work& s, const Target* target, const int64_t* rows, int count, int batch) {",
-            f"  return {self.losses[loss]}<OUTPUTS>(s.{self.outputs[-1]}, target, rows, count, batch, s.{self.gradients[-1]});",
-            "}",
-            f"static float output(const Work& s, int i, int j) {{ return ((const float*)s.{self.outputs[-1]})[j * LANES + i]; }}",
-        ]
+    def gather(self) -> str:
+        return "::gather<FEATURES, CHANNELS>"
 
-    def gradient_below(self, k: int) -> str:
-        return f"s.{self.gradients[k - 1]}"
+    def output(self, buffer: str) -> str:
+        return f"((const float*)s.{buffer})[j * LANES + i]"
 
     def _relu(self, k: int, layer: Layer) -> None:
         n = size(layer.out)
@@ -133,12 +118,6 @@ class LaneNet:
         self.forward.append(f"{name}<{sizes}>(s.{self.below}, s.a{k});")
         if self.needs_input_gradient:
             self.backward.append(f"{name}_back<{sizes}>({back}s.d{k}, {self.gradient_below(k)});")
-
-    def _max_pool(self, k: int, layer: Layer) -> None:
-        self._pool(k, layer, "max_pool", f"s.{self.below}, s.a{k}, ")
-
-    def _avg_pool(self, k: int, layer: Layer) -> None:
-        self._pool(k, layer, "avg_pool", "")
 
     def _linear(self, k: int, layer: Layer) -> None:
         i, o = layer.shape[0], layer.out[0]

@@ -80,6 +80,7 @@ struct CrossEntropy {
 // given with the distances between samples, heads and positions; features are contiguous.
 template <int HEADS, int L, int M, int D, bool CAUSAL>
 struct Attention {
+  static constexpr int WHOLE = D / LANES * LANES, REST = D - WHOLE;
   struct Work {
     alignas(64) v q[L * D], k[M * D], value[M * D], o[L * D], dq[L * D], dk[M * D], dvalue[M * D], p[L * M];
   };
@@ -89,22 +90,57 @@ struct Attention {
   }
   static const float* head(const float* x, const int64_t* at, int64_t number) { return x + number / HEADS * at[0] + number % HEADS * at[1]; }
   static constexpr int keys(int l) { return CAUSAL ? least(l + 1, M) : M; }
+  // LANES heads as vectors, a square of features at a time; lanes without a head repeat the first one.
   template <int P>
   static void enter(const float* x, const int64_t* at, int64_t first, int count, v* y) {
-    float* to = (float*)y;
-    for (int s = 0; s < LANES; s++) {
-      const float* from = head(x, at, first + (s < count ? s : 0));
-      for (int l = 0; l < P; l++)
-        for (int d = 0; d < D; d++) to[(l * D + d) * LANES + s] = from[l * at[2] + d];
+    const float* from[LANES];
+    for (int s = 0; s < LANES; s++) from[s] = head(x, at, first + (s < count ? s : 0));
+    for (int l = 0; l < P; l++, y += D) {
+      v r[LANES];
+      for (int d = 0; d < WHOLE; d += LANES) {
+        UNROLL for (int s = 0; s < LANES; s++) r[s] = load(from[s] + l * at[2] + d);
+        turn(r);
+        UNROLL for (int j = 0; j < LANES; j++) y[d + j] = r[j];
+      }
+      if (!REST) continue;
+      UNROLL for (int s = 0; s < LANES; s++) { r[s] = v{}; memcpy(&r[s], from[s] + l * at[2] + WHOLE, sizeof(float) * REST); }
+      turn(r);
+      UNROLL for (int j = 0; j < REST; j++) y[WHOLE + j] = r[j];
     }
   }
   template <int P>
   static void leave(const v* x, const int64_t* at, int64_t first, int count, float* y) {
-    const float* from = (const float*)x;
-    for (int s = 0; s < count; s++) {
-      float* to = (float*)head(y, at, first + s);
-      for (int l = 0; l < P; l++)
-        for (int d = 0; d < D; d++) to[l * at[2] + d] = from[(l * D + d) * LANES + s];
+    float* to[LANES];
+    for (int s = 0; s < count; s++) to[s] = (float*)head(y, at, first + s);
+    for (int l = 0; l < P; l++, x += D) {
+      v r[LANES];
+      for (int d = 0; d < WHOLE; d += LANES) {
+        UNROLL for (int j = 0; j < LANES; j++) r[j] = x[d + j];
+        turn(r);
+        for (int s = 0; s < count; s++) store(to[s] + l * at[2] + d, r[s]);
+      }
+      if (!REST) continue;
+      UNROLL for (int j = 0; j < LANES; j++) r[j] = j < REST ? x[WHOLE + j] : v{};
+      turn(r);
+      for (int s = 0; s < count; s++) memcpy(to[s] + l * at[2] + WHOLE, &r[s], sizeof(float) * REST);
+    }
+  }
+  // y_m = sum over d of x_d rows_md, for n rows. Several rows at a time, so that x is loaded once for all and no sum waits for itself.
+  static void dots(const v* x, const v* rows, int n, v* y) {
+    constexpr int B = ROOM / 3;
+    int m = 0;
+    for (; m + B <= n; m += B) {
+      v acc[B];
+      UNROLL for (int b = 0; b < B; b++) acc[b] = v{};
+      for (int d = 0; d < D; d++) { UNROLL for (int b = 0; b < B; b++) acc[b] += x[d] * rows[(m + b) * D + d]; }
+      UNROLL for (int b = 0; b < B; b++) y[m + b] = acc[b];
+    }
+    for (; m < n; m++) {
+      v acc[4] = {};
+      int d = 0;
+      for (; d + 4 <= D; d += 4) { UNROLL for (int k = 0; k < 4; k++) acc[k] += x[d + k] * rows[m * D + d + k]; }
+      for (; d < D; d++) acc[0] += x[d] * rows[m * D + d];
+      y[m] = (acc[0] + acc[1]) + (acc[2] + acc[3]);
     }
   }
   // p = softmax(q k' scale), row by row.
@@ -112,11 +148,9 @@ struct Attention {
     for (int l = 0; l < L; l++) {
       v* p = s.p + l * M;
       v most = splat(-INFINITY), sum = v{};
+      dots(s.q + l * D, s.k, keys(l), p);
       for (int m = 0; m < keys(l); m++) {
-        v a = v{}, b = v{};
-        UNROLL for (int d = 0; d + 1 < D; d += 2) a += s.q[l * D + d] * s.k[m * D + d], b += s.q[l * D + d + 1] * s.k[m * D + d + 1];
-        if (D % 2) a += s.q[l * D + D - 1] * s.k[m * D + D - 1];
-        p[m] = (a + b) * splat(scale);
+        p[m] *= splat(scale);
         most = larger(p[m], most);
       }
       for (int m = 0; m < keys(l); m++) sum += p[m] = exp_lanes(p[m] - most);
@@ -154,11 +188,8 @@ struct Attention {
       for (int l = 0; l < L; l++) {
         v* p = s->p + l * M;
         v dp[M], along = v{};
-        for (int m = 0; m < keys(l); m++) {
-          dp[m] = v{};
-          UNROLL for (int d = 0; d < D; d++) dp[m] += s->o[l * D + d] * s->value[m * D + d];
-          along += dp[m] * p[m];
-        }
+        dots(s->o + l * D, s->value, keys(l), dp);
+        for (int m = 0; m < keys(l); m++) along += dp[m] * p[m];
         for (int m = 0; m < keys(l); m++) p[m] *= (dp[m] - along) * splat(scale);
         mix(p, 1, s->k, keys(l), s->dq + l * D);
       }

@@ -41,12 +41,12 @@ class CompiledWorkspace(Workspace):
         return self.grad
 
     def descend(self, g: Tensor, eta: float, terms: Terms) -> None:
-        if terms.shift.dtype != g.dtype if isinstance(terms.shift, Tensor) else terms.shift:
+        shift = terms.shift if isinstance(terms.shift, Tensor) else None
+        if (terms.shift != 0) if shift is None else (shift.dtype != g.dtype):  # the compiled pass adds float32 vectors only
             return super().descend(g, eta, terms)
         kept = [None if p.grad is None else _dense(p.grad).contiguous() for p in self.parameters]
         gradients = (ctypes.c_void_p * len(kept))(*(None if each is None else each.data_ptr() for each in kept))
-        shift = terms.shift.contiguous() if isinstance(terms.shift, Tensor) else None
-        vectors = (self.w, g, terms.start, shift)
+        vectors = (self.w, g, terms.start, None if shift is None else shift.contiguous())
         pointers = [None if vector is None else vector.data_ptr() for vector in vectors]
         self._descend(*pointers, gradients, self._sizes, eta, terms.mu, len(kept))
         return None

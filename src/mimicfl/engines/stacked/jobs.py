@@ -13,7 +13,7 @@ from ...clients.optimizers import Rule
 from ...clients.train import draw
 from ...seeds import number
 from ..interface import ClientUpdates, TrainRequest
-from ..population import largest
+from ..population import different, largest
 from .buffers import ChangingBuffers, Packed
 
 
@@ -111,7 +111,8 @@ class Jobs:
 
 def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuffers) -> Jobs:
     """Build the list of jobs on the device."""
-    plans, which = _plans(requests, batch)
+    clients, which = different(requests)
+    plans = [_plan(request, client, batch) for request, client in clients]
     steps = np.array([len(sizes) for sizes, _, _ in plans])
     most = int(steps.max())
     sizes = np.ones((len(plans), most), dtype=np.int32)
@@ -156,21 +157,6 @@ def list_jobs(requests: Sequence[TrainRequest], batch: int, buffers: ChangingBuf
 
 
 Plan = tuple[np.ndarray, np.ndarray, np.ndarray | None]
-
-
-def _plans(requests: Sequence[TrainRequest], batch: int) -> tuple[list[Plan], np.ndarray]:
-    """The different plans of these clients, and which of them each client has: runs that are compared train on the same batches."""
-    known: dict[Any, int] = {}
-    plans: list[Plan] = []
-    which = []
-    for request in requests:
-        population = (id(request.clients), request.local.passes, request.seed, request.t)
-        for client in request.active.tolist():
-            if (key := (*population, client)) not in known:
-                known[key] = len(plans)
-                plans.append(_plan(request, client, batch))
-            which.append(known[key])
-    return plans, np.array(which)
 
 
 def _keys(requests: Sequence[TrainRequest]) -> np.ndarray:

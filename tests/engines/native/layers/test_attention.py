@@ -17,6 +17,9 @@ SHAPES = [
     (3, 7, 4, 9, 5, True),
     (2, 16, 9, 4, 13, True),
     (4, 8, 6, 3, 16, False),
+    (3, 5, 6, 6, 24, True),
+    (1, 2, 11, 4, 17, True),
+    (2, 3, 8, 13, 32, False),
 ]
 
 
@@ -126,3 +129,76 @@ def test_transformers_of_pytorch_equal_plain(causal):
     with LayerOverrides(compiled(lambda: call(leaves[0]))):
         ours = grads(call, leaves)
     assert_close((true, ours))
+
+
+def self_attention(net, causal):
+    """`net` on one input, as `nn.TransformerEncoderLayer` calls it."""
+
+    def call(x, *_):
+        length = x.shape[1 if net.batch_first else 0]
+        mask = torch.ones(length, length, dtype=torch.bool).triu(1) if causal else None
+        return net(x, x, x, need_weights=False, attn_mask=mask, is_causal=causal)[0]
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("samples_first", [False, True])
+@pytest.mark.parametrize("frozen", [(), ("in_proj",), ("out_proj",), ("in_proj", "out_proj")])
+def test_self_attention_with_its_projections_equals_pytorch(samples_first, causal, bias, frozen):
+    torch.manual_seed(0)
+    net = nn.MultiheadAttention(24, 4, batch_first=samples_first, bias=bias)
+    for name, p in net.named_parameters():
+        p.data += 0.1 * torch.randn_like(p)  # PyTorch's biases begin at zero
+        p.requires_grad_(not name.startswith(frozen))
+    call, trained = self_attention(net, causal), [p for p in net.parameters() if p.requires_grad]
+    layers = compiled(lambda: call(torch.zeros(5, 7, 24)))
+    for layout in (torch.clone, lambda x: x.transpose(0, 1).contiguous().transpose(0, 1), lambda x: x.repeat(1, 1, 2)[..., ::2]):
+        x = layout(torch.randn(5, 7, 24))
+        for leaves in ([x.clone().requires_grad_(), *trained], [x, *trained]):
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                true = grads(call, leaves)
+                twice = penalty(call, leaves) if leaves[0].requires_grad else []
+            with LayerOverrides(layers):
+                y = call(*leaves)
+                assert "SelfAttention" in names_of(y.grad_fn) or not y.requires_grad
+                assert_close((true, grads(call, leaves)))
+                assert_close((twice, penalty(call, leaves) if leaves[0].requires_grad else []))
+
+
+def names_of(node):
+    """The operations that made a tensor, in one word."""
+    return "" if node is None else type(node).__name__ + "".join(names_of(before) for before, _ in node.next_functions)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda net, x: net(x, x, x),  # with weights as a result
+        lambda net, x: net(x, x, x.clone(), need_weights=False),
+        lambda net, x: net(x, x, x, need_weights=False, attn_mask=torch.zeros(7, 7)),
+        lambda net, x: net(x, x, x, need_weights=False, key_padding_mask=torch.zeros(5, 7, dtype=torch.bool)),
+        lambda net, x: net(x[0], x[0], x[0], need_weights=False),
+        lambda net, x: nn.MultiheadAttention(24, 4, dropout=0.1, batch_first=True)(x, x, x, need_weights=False),
+        lambda net, x: nn.MultiheadAttention(24, 4, add_bias_kv=True, batch_first=True)(x, x, x, need_weights=False),
+        lambda net, x: nn.MultiheadAttention(24, 4, add_zero_attn=True, batch_first=True)(x, x, x, need_weights=False),
+        lambda net, x: net.double()(x.double(), x.double(), x.double(), need_weights=False),
+    ],
+)
+def test_other_forms_are_not_one_call(call, monkeypatch):
+    torch.manual_seed(0)
+    net, x = nn.MultiheadAttention(24, 4, batch_first=True), torch.randn(5, 7, 24)
+    layers = compiled(lambda: net(x, x, x, need_weights=False))
+    with LayerOverrides(layers):
+        assert "SelfAttention" in names_of(net(x, x, x, need_weights=False)[0].grad_fn)
+        assert "SelfAttention" not in names_of(call(net, x)[0].grad_fn)
+
+
+def test_dropout_counts_in_training_only():
+    net, x = nn.MultiheadAttention(24, 4, dropout=0.1, batch_first=True), torch.randn(5, 7, 24)
+    with LayerOverrides(compiled(lambda: F.scaled_dot_product_attention(*3 * [torch.zeros(5, 4, 7, 6)]))):
+        assert "SelfAttention" not in names_of(net(x, x, x, need_weights=False)[0].grad_fn)
+        net.eval()
+        assert "SelfAttention" in names_of(net(x, x, x, need_weights=False)[0].grad_fn)

@@ -1,6 +1,6 @@
 """The native engine on a GPU: the same requests and updates as the plain engine; each client's local training is one block's work."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -13,11 +13,11 @@ from ....data.clients import Clients, Holdout
 from ....data.samples import single
 from ...capabilities import Unsupported, unsupported_on_error
 from ...interface import ClientUpdates, TrainRequest
-from ...population import largest
+from ...population import different, largest
 from ..network import refuse_requests
 from ..verify import verify
 from .generate import EXTRAS
-from .program import SENT, DeviceProgram, Plan
+from .program import SENT, Batches, DeviceProgram
 
 LANES = (8, 16, 32)  # samples that a block processes at once
 USUAL = 16
@@ -70,18 +70,14 @@ class NativeGpuEngine:
         return [found[k] for k in range(len(requests))]
 
     def _train(self, requests: list[TrainRequest], program: DeviceProgram) -> list[ClientUpdates]:
-        parts: dict[tuple[Hashable, ...], tuple[int, Part]] = {}  # algorithms that are compared train the same clients on the same batches
-        which = []  # the part of each client
-        for request in requests:
-            for client in request.active.tolist():
-                key = (id(request.clients), request.local.passes, request.seed, request.t, client)
-                if key not in parts:
-                    sizes, order, _ = draw(request.clients, client, request.local, request.seed, (request.t, client))
-                    parts[key] = len(parts), (request.clients.split[client][order], sizes)
-                which.append(parts[key][0])
+        parts: list[Part] = []
+        clients, which = different(requests)
+        for request, client in clients:
+            sizes, order, _ = draw(request.clients, client, request.local, request.seed, (request.t, client))
+            parts.append((request.clients.split[client][order], sizes))
         counts = [len(request.active) for request in requests]
-        plan, steps = self._plan(requests, counts, [part for _, part in parts.values()], np.array(which), program)
-        g, loss, sent = program.train(plan)
+        batches, steps = self._batches(requests, counts, parts, which, program)
+        g, loss, sent = program.train(batches)
         K = program.on_device(steps, np.int64)
         columns = [rows.split(counts) for rows in (g, K, (loss / K).to(torch.float32))]
         vectors = {name: rows.split(counts) for name, rows in sent.items()}
@@ -90,16 +86,16 @@ class NativeGpuEngine:
             for k, request in enumerate(requests)
         ]
 
-    def _plan(
+    def _batches(
         self, requests: list[TrainRequest], counts: list[int], parts: list[Part], which: np.ndarray, program: DeviceProgram
-    ) -> tuple[Plan, np.ndarray]:
+    ) -> tuple[Batches, np.ndarray]:
         """The clients as tensors on the device, and the number of steps of each."""
         steps = np.array([len(sizes) for _, sizes in parts])
         begin = np.cumsum([0] + [len(rows) for rows, _ in parts])[:-1]
         first = np.cumsum(steps) - steps
         per_client = np.repeat(np.arange(len(requests)), counts)
         up = program.on_device
-        plan = Plan(
+        batches = Batches(
             w0=torch.stack([request.w for request in requests]),
             model=up(per_client, np.int32),
             pool=self.pool,
@@ -111,7 +107,7 @@ class NativeGpuEngine:
             shift=up(np.array(self._shifts(requests)), np.int64),
             **{name: up(np.array(values)[per_client], np.float32) for name, values in _rates(requests).items()},
         )
-        return plan, steps[which]
+        return batches, steps[which]
 
     def _shifts(self, requests: list[TrainRequest]) -> list[int]:
         """The address of each client's shift; the tensors are kept until the next round."""

@@ -49,7 +49,16 @@ class Memory:
             self.far += -(-size // 32) * 32
 
 
-def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes: int, limit: int, extras: frozenset[str]) -> str:
+@dataclass(frozen=True)
+class Source:
+    """The code of a network, and the floats that a block needs: in shared memory; in global memory for parameters and large activations."""
+
+    code: str
+    shared: int
+    space: int
+
+
+def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes: int, limit: int, extras: frozenset[str]) -> Source:
     """Return the CUDA source of a network. A block has `limit` bytes of shared memory.
 
     `extras` says what the local steps have besides the gradient.
@@ -68,6 +77,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes:
         f"typedef {TARGETS[loss]} Target;",
         f"#define LOSS {LaneNet.losses[loss]}",
         _text("layers.h"),
+        _text("convolution.h"),
         *net.types,
         "struct Net {",
         f"  static constexpr int D = {dimension}, ROOM = {room}, OUTPUTS = {layers[-1].out[0]}, TABLE = {256 * net.channels};",
@@ -95,7 +105,7 @@ def generate(layers: list[Layer], dimension: int, loss: str, uint8: bool, lanes:
         "};",
         _text("driver.h"),
     ]
-    return "\n".join(lines)
+    return Source("\n".join(lines), memory.shared, 4 * room + memory.far)
 
 
 def _text(name: str) -> str:

@@ -22,7 +22,7 @@ RESERVED = 1024  # bytes of shared memory for the kernel's own variables
 EMULATED = 227 * 1024  # bytes of shared memory of the emulated block
 
 
-class Round(ctypes.Structure):
+class Launch(ctypes.Structure):
     """The arguments of one launch, as driver.h declares them."""
 
     _fields_ = [
@@ -33,8 +33,8 @@ class Round(ctypes.Structure):
 
 
 @dataclass
-class Plan:
-    """The clients of one round, as tensors on the device; see driver.h."""
+class Batches:
+    """The batches of all clients of a round, and the clients' models and rates, as tensors on the device; see driver.h."""
 
     w0: Tensor  # [models, d]
     model: Tensor  # [m]
@@ -61,13 +61,12 @@ class DeviceProgram(Network):
         super().__init__(model, data, loss)
         self.device, self.extras, cuda = device, extras, device.type == "cuda"
         limit = shared_memory(device) if cuda else EMULATED
-        self.source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
+        source = generate(self.layers, self.dimension, self.kind, self.uint8, lanes, limit - RESERVED, extras)
         self.table = self.table.to(device)
-        sizes = {name: int(self.source.split(f" {name} = ", 1)[1].split(",")[0].split(";")[0]) for name in ("SHARED", "ROOM", "FAR")}
-        self.shared, self.space = 4 * sizes["SHARED"], 4 * sizes["ROOM"] + sizes["FAR"]
+        self.shared, self.space = 4 * source.shared, source.space  # bytes; floats
         self.blocks = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
-        self.kernels = Kernels(self.source, device) if cuda else None
-        self.library = None if cuda else load(self.source, ("-O1",))  # only for tests
+        self.kernels = Kernels(source.code, device) if cuda else None
+        self.library = None if cuda else load(source.code, ("-O1",))  # only for tests
         self.spaces = torch.empty(0, self.space, dtype=torch.float32, device=device)
 
     def _space(self, blocks: int) -> Tensor:
@@ -76,17 +75,17 @@ class DeviceProgram(Network):
             self.spaces = torch.empty(blocks, self.space, dtype=torch.float32, device=self.device)
         return self.spaces
 
-    def train(self, plan: Plan) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def train(self, batches: Batches) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Train one round; return g [m, d], the summed batch losses [m], and the gradients [m, d] that are sent."""
-        m = len(plan.begin)
+        m = len(batches.begin)
         g = torch.empty(m, self.dimension, dtype=torch.float32, device=self.device)
         loss = torch.empty(m, dtype=torch.float64, device=self.device)
         sent = {name: torch.empty_like(g) for name in GRADIENTS if SENT[name] in self.extras}
         following = torch.zeros(1, dtype=torch.int32, device=self.device)
-        held = {each.name: getattr(plan, each.name) for each in fields(plan)}
+        held = {each.name: getattr(batches, each.name) for each in fields(batches)}
         held |= {"g": g, "loss": loss, "table": self.table, "space": self._space(min(m, self.blocks)), "next": following}
         held |= {f"sent_{name.split('_')[0]}": tensor for name, tensor in sent.items()}
-        given = Round(**{name: tensor.data_ptr() for name, tensor in held.items()}, m=m)
+        given = Launch(**{name: tensor.data_ptr() for name, tensor in held.items()}, m=m)
         if self.kernels:
             self.kernels.launch("mimicfl_train", min(m, self.blocks), THREADS, self.shared, [given])
         else:
@@ -118,8 +117,8 @@ class DeviceProgram(Network):
         steps, rows = up(np.array([0, 1]), np.int64), up(np.arange(n), np.int32)
         first, sizes = up(zero, np.int64), up(np.array([n]), np.int32)
         rates = [up(zero, np.float32) for _ in range(4)]
-        plan = Plan(w[None], up(zero, np.int32), pool, target, rows, first, sizes, steps, up(zero, np.int64), *rates)
-        g, loss, _ = self.train(plan)
+        batches = Batches(w[None], up(zero, np.int32), pool, target, rows, first, sizes, steps, up(zero, np.int64), *rates)
+        g, loss, _ = self.train(batches)
         return g[0], loss
 
     def on_device(self, array: np.ndarray, kind: type) -> Tensor:

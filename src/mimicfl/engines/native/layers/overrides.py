@@ -23,6 +23,7 @@ SAVED_HOOKS: Any = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks
 PARTS = (convolution, pooling, attention, linear, loss)
 KINDS: dict[str, Kind] = {name: kind for part in PARTS for name, kind in part.KINDS.items()}
 CALLS: dict[Any, Callable[..., Call | None]] = {function: call for part in PARTS for function, call in part.CALLS.items()}
+REPLACED = {*CALLS, *COMPOSED, *loss.TRACKED}
 HEADERS = (*KERNELS, "winograd.h", "channels_last.h", "layers.h", "softmax.h")
 
 
@@ -70,15 +71,16 @@ class LayerOverrides(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in COMPOSED:
+        if func not in REPLACED:
+            return func(*args, **kwargs)
+        observed = _observed()
+        result = self._replaced(func, args, kwargs) if func in CALLS and not observed else None
+        if result is None and func in COMPOSED:
             with self:
                 return COMPOSED[func](*args, **kwargs)
-        if (func in CALLS or func in loss.TRACKED) and _observed():
-            return func(*args, **kwargs)
-        result = self._replaced(func, args, kwargs) if func in CALLS else None
         if result is None:
             result = func(*args, **kwargs)
-        if self.layers and func in loss.TRACKED:
+        if self.layers and func in loss.TRACKED and not observed:
             self.layers.memory.product = loss.track(self.layers.memory.product, func, result, args, kwargs)
         return result
 

@@ -1,0 +1,243 @@
+"""Workers train for several rounds: as if every round had processes of its own, which start as copies of the parent."""
+
+import gc
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mimicfl as mf
+from mimicfl.clients.losses import as_loss
+from mimicfl.engines.plain import PlainEngine
+from mimicfl.engines.workers import WorkersEngine
+from tests.engines.engines import MODELS, assert_same, problem, requests_of
+
+
+def engines(model=None, loss="cross-entropy", workers=2):
+    model, clients = problem(model or MODELS["mlp"]())
+    loss = as_loss(loss)
+    return WorkersEngine(model, clients, loss, workers=workers), PlainEngine(model, clients, loss), requests_of(model, clients)
+
+
+def pids(engine):
+    return [process.pid for process in engine.crew.processes] if engine.crew else []
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def parts(request, *clients):
+    """The request for some of its clients."""
+    rows = np.isin(request.active, clients)
+    given = request.instructions
+    shift = given.shift[rows] if isinstance(given.shift, torch.Tensor) else given.shift
+    chosen = replace(given, shift=shift)
+    return replace(request, active=request.active[rows], share=request.share[rows], instructions=chosen)
+
+
+def test_the_same_processes_train_round_after_round():
+    engine, plain, (first, second) = engines()
+    begun, last = [], None
+    for t in range(6):
+        asked = [replace(first, t=t, w=first.w * (1 + t / 10), eta_L=0.01 * (t + 1)), replace(second, t=t, seed=t)]
+        ours, true = engine.train(asked), plain.train(asked)
+        for found in (last, (ours, true)):  # the results of the last round are still in use while the next one trains
+            if found:
+                assert_same(*found)
+        last, begun = (ours, true), begun or pids(engine)
+    assert pids(engine) == begun
+    assert len(begun) == 2
+
+
+def test_rounds_of_any_size():
+    """A larger round needs more memory than the crew has; then a new crew begins."""
+    engine, plain, (first, second) = engines(workers=3)
+    kept = []
+    for asked in ([parts(first, 2)], [parts(first, 0, 1)], [first, second, replace(first, t=9)], [parts(second, 1)], [first, second]):
+        kept.append((engine.train(asked), plain.train(asked)))
+    for ours, true in kept:
+        assert_same(ours, true)
+
+
+def test_results_that_are_kept_are_not_overwritten():
+    engine, _, (first, _) = engines()
+    kept = [engine.train([replace(first, t=t)])[0] for t in range(8)]
+    for t, updates in enumerate(kept):
+        assert torch.equal(updates.g, engine.train([replace(first, t=t)])[0].g)
+
+
+def test_vectors_and_numbers_as_shift():
+    engine, plain, (first, _) = engines()
+    vector = torch.linspace(-1, 1, first.w.numel(), dtype=first.w.dtype)
+    for shift in (0.25, vector.expand(4, -1), torch.stack([k * vector for k in range(4)])):
+        asked = [replace(first, instructions=mf.Instructions(shift, 0.1, send=("first_gradient", "last_gradient")))]
+        ours, true = engine.train(asked), plain.train(asked)
+        assert_same(ours, true)
+        for name, sent in true[0].sent.items():
+            torch.testing.assert_close(ours[0].sent[name], sent)
+
+
+class Counting(nn.Module):
+    """Its outputs shrink with every call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls = nn.Linear(64, 10), 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.layer(x.flatten(1)) / self.calls
+
+
+def test_a_model_that_changes_itself_starts_every_round_as_the_parent_has_it():
+    engine, _, (_, second) = engines(Counting(), workers=2)
+    asked = [parts(second, 1)]
+    first, again = engine.train(asked)[0], engine.train(asked)[0]
+    assert torch.equal(first.g, again.g)
+    changed = pids(engine)
+    third = engine.train(asked)[0]
+    assert torch.equal(first.g, third.g)
+    assert pids(engine) != changed
+
+
+class Scaled(nn.Module):
+    """Its outputs depend on a number of the class, as a schedule of a user may change it."""
+
+    scale = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * type(self).scale
+
+
+SMOOTHING = {"is": 0.0}
+
+
+def smoothed(output, target):
+    return F.cross_entropy(output, target, label_smoothing=SMOOTHING["is"])
+
+
+def test_workers_see_what_changes_between_rounds(monkeypatch):
+    engine, plain, asked = engines(Scaled(), smoothed)
+    for attribute, value in ((None, None), ("scale", 3.0), ("smoothing", 0.4), ("smoothing", 0.2)):
+        if attribute == "scale":
+            monkeypatch.setattr(Scaled, "scale", value)
+        if attribute == "smoothing":
+            monkeypatch.setitem(SMOOTHING, "is", value)
+        assert_same(engine.train(asked), plain.train(asked))
+
+
+def test_workers_see_samples_that_are_changed_in_place():
+    engine, plain, asked = engines()
+    before = engine.train(asked)
+    engine.clients.y.copy_(engine.clients.y.flip(0))
+    after = engine.train(asked)
+    assert not torch.equal(before[0].g, after[0].g)
+    assert_same(after, plain.train(asked))
+
+
+def test_a_worker_that_died_between_rounds_is_replaced():
+    engine, plain, asked = engines()
+    engine.train(asked)
+    victim = pids(engine)[0]
+    os.kill(victim, signal.SIGKILL)
+    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
+    assert_same(engine.train(asked), plain.train(asked))
+    assert victim not in pids(engine)
+
+
+def test_after_an_error_the_next_round_has_new_workers(monkeypatch):
+    engine, plain, asked = engines()
+    engine.train(asked)
+    begun, real, parent = pids(engine), PlainEngine.train_one, os.getpid()
+    with pytest.raises(RuntimeError, match=r"(?s)worker process failed.*while training client"):
+        engine.train([replace(asked[0], eta_L="fast")])
+    assert not any(alive(pid) for pid in begun)
+
+    def crash(engine, request, row):
+        if os.getpid() != parent:
+            os._exit(3)
+        return real(engine, request, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PlainEngine, "train_one", crash)
+        with pytest.raises(RuntimeError, match="exit code 3"):
+            engine.train(asked)
+    assert_same(engine.train(asked), plain.train(asked))
+
+
+def test_an_interrupted_round_leaves_no_workers(monkeypatch):
+    engine, plain, asked = engines()
+    engine.train(asked)
+    begun = pids(engine)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mimicfl.engines.workers.crew.Process.report", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.train(asked)
+    assert not any(alive(pid) for pid in begun)
+    assert_same(engine.train(asked), plain.train(asked))
+
+
+def test_workers_end_with_their_engine():
+    engine, _, asked = engines()
+    engine.train(asked)
+    begun = pids(engine)
+    assert all(alive(pid) for pid in begun)
+    child = os.fork()  # a copy of the engine, whose end means nothing
+    if not child:
+        del engine
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert all(alive(pid) for pid in begun)
+    del engine
+    gc.collect()
+    assert not any(alive(pid) for pid in begun)
+
+
+def test_the_users_own_code_gets_new_workers_in_every_round():
+    def loop(work):
+        for x, y in work.batches:
+            work.loss(work.model(x), y).backward()
+            work.add_terms()
+        return 0.0
+
+    engine, _, (first, _) = engines()
+    engine.train([replace(first, local=mf.Local(loop=loop, epochs=1, batch_size=8))])
+    assert pids(engine) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+def test_whole_runs_keep_their_workers_and_equal_plain(digits, monkeypatch):
+    """Also with BatchNorm's buffers, SCAFFOLD's shifts, and a cohort that grows."""
+    from mimicfl.engines.workers import crew
+
+    started = []
+    real = crew.Crew._start
+    monkeypatch.setattr(crew.Crew, "_start", lambda self: started.append(self) or real(self))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    given = {**digits, "model": model, "rounds": 8, "availability": "static:0.5", "local": mf.LocalSGD(epochs=1, batch_size=12)}
+    torch.set_num_threads(2)
+    found = {name: mf.simulate(**given, algorithm="scaffold", engine=name, notice=lambda _: None) for name in ("workers", "plain")}
+    torch.testing.assert_close(found["workers"].params, found["plain"].params)
+    for name, value in found["plain"].buffers.items():
+        torch.testing.assert_close(found["workers"].buffers[name], value)
+    assert len({id(each) for each in started}) < 8
