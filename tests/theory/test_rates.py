@@ -283,3 +283,11 @@ def test_no_weight_is_finite_without_decay():
     """With nu = 1, alpha_j = -1 in every round, and the condition cannot hold."""
     rounds = Rounds(np.full(4, 0.1), np.ones((4, 2), dtype=bool))
     assert rates.weight(rounds, 1.0).tolist() == [0.0, np.inf, np.inf, np.inf]
+
+
+def test_numbers_beyond_floating_point():
+    """With many local steps the printed factor overflows, which doubles with each of them; with a large rate the correct one does."""
+    assert rates.varphi(2.0, K=2000, eta_L=1e-4, printed=True) == np.inf
+    assert rates.varphi(2.0, K=2000, eta_L=1e-4) < 11
+    with pytest.raises(mf.UsageError, match="lower the local learning rate"):
+        mf.lr.theory(L=200.0, N=6, tau_max=4, horizon=50, beta=20, K=250, eta_L=0.1)

@@ -37,10 +37,18 @@ def varphi(L: float, K: int = 1, eta_L: float = 0.0, *, printed: bool = False) -
     """
     L, K, eta_L = smoothness(L), integer("K", K), number("eta_L", eta_L, low=0)
     a = eta_L * L
-    if printed:
-        return ((2 + 2 * a * a) ** K - 1) / (K * (2 * a * a + 1)) * L**2 + L**2
-    stretch = math.expm1(K * math.log1p(a)) / (K * a) if a else 1.0
-    return L**2 * (stretch**2 + 1)
+    try:
+        if printed:
+            return ((2 + 2 * a * a) ** K - 1) / (K * (2 * a * a + 1)) * L**2 + L**2
+        stretch = math.expm1(K * math.log1p(a)) / (K * a) if a else 1.0
+        return L**2 * (stretch**2 + 1)
+    except OverflowError:
+        if printed:  # it doubles with every local step; the paper's condition then certifies nothing
+            return math.inf
+        raise UsageError(
+            f"{K} local steps with the rate {eta_L:g} and L = {L:g} may drift apart by more than a number can hold, so nothing can be "
+            "certified; lower the local learning rate or the number of local steps"
+        ) from None
 
 
 def psi(L: float, K: int = 1, eta_L: float = 0.0) -> float:
