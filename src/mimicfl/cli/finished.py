@@ -25,8 +25,10 @@ from ..settings import read_settings
 from .plugin_code import Doubt, imported_as_found, plugin_code
 
 NAME = ".finished.json"
+MOST_PARTS = 60  # of a setting that may name files
 MOST_FILES = 10_000  # of a data folder: more take longer to list than they save
-FILES = ("config.toml", "rows.jsonl", "final.safetensors")
+FILES = ("config.toml", "rows.jsonl", "final.safetensors", "env.json")  # of a run
+WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")  # beside a report
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Memo:
     def keep(self, shown: str, runs: Iterable[Path], pages: Sequence[Path]) -> None:
         if self.code and not imported_as_found(self.code, self.modules):
             return
-        files = [*(run / name for run in runs for name in FILES), *pages]
+        beside = [file for page in pages for file in page.parent.iterdir() if file.suffix in WRITTEN]
+        files = [*(run / name for run in runs for name in FILES), *beside]
         with contextlib.suppress(OSError):  # only a shortcut
             write_text(self.file, json.dumps({"key": self.key, "shown": shown, "files": {str(file): _stamp(file) for file in files}}))
 
@@ -93,7 +96,12 @@ def _data_files(folder: Any, texts: Iterable[str]) -> list[Path] | None:
 
 
 def _named_in(text: str) -> list[Path]:
-    files = [Path(part).resolve() for part in re.split(r"[:,=]", text) if part and Path(part).exists()]
+    """All files that a part of the text may name, however the text is read: names may contain separators, or be quoted."""
+    parts = re.split(r"([:,=])", text)
+    if len(parts) > MOST_PARTS or "\\" in text:
+        raise Doubt
+    names = {"".join(parts[a : b + 1]).strip().strip('"').strip() for a in range(0, len(parts), 2) for b in range(a, len(parts), 2)}
+    files = [Path(name).resolve() for name in sorted(names) if name and Path(name).exists()]
     if any(file.is_dir() for file in files) or ("/" in text and not files):
         raise Doubt
     return files
@@ -108,10 +116,11 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _code() -> str:
-    """A hash of this package's source and data: another version of an algorithm has another result."""
+    """A hash of this package's files: another version of an algorithm has another result, and another template another page."""
     found, package = hashlib.sha256(), Path(__file__).parent.parent
-    for file in sorted([*package.rglob("*.py"), *(package / "data" / "files").iterdir()]):
-        found.update(file.read_bytes())
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and file.suffix != ".pyc":
+            found.update(file.read_bytes())
     return found.hexdigest()
 
 
