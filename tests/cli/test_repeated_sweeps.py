@@ -202,14 +202,14 @@ def test_data_is_compared(settings, file):
     Path(file).write_text("1,2,4")
     assert before != memo()
     Path("data/link").symlink_to("/")
-    assert (memo() is None) == file.startswith("data/")
+    assert memo().certain != file.startswith("data/")
 
 
 def test_a_text_with_escapes_has_no_memo():
     """A name in JSON may be written as "\\u0074.csv"."""
     Path("t.csv").touch()
     Path("grid.toml").write_text("availability = 'trace:\"\\u0074.csv\"'\n[grid]\nseed = 2\n")
-    assert Memo.of(Path("runs"), "grid.toml", {}, Console(width=100)) is None
+    assert Memo.of(Path("runs"), "grid.toml", {}, Console(width=100)).certain is False
 
 
 @pytest.mark.parametrize("file", ["report.html", "curves.png", "results.csv", "run/env.json"])
@@ -265,3 +265,65 @@ def test_another_version_of_pytorch_is_noticed(monkeypatch):
     Path("torch/version.py").write_text("__version__ = '9.9'\n")
     monkeypatch.syspath_prepend(Path.cwd())
     assert before != Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
+
+
+DOUBTFUL = """
+from pathlib import Path
+import mimicfl as mf
+
+NAME = Path("name.txt").read_text()
+
+@mf.register("mine")
+class Mine(mf.FedAvg):
+    title = NAME
+
+    def aggregate(self, state, active, g, step):
+        state.w = state.w - 0.5 * step.eta * step.mean(g)
+"""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Counts the reports that are made."""
+    counted = []
+    report = importlib.import_module("mimicfl.report.report")
+    original = report.write_report
+    monkeypatch.setattr(report, "write_report", lambda *args: counted.append(args) or original(*args))
+    return counted
+
+
+@pytest.mark.slow
+def test_reports_are_not_made_again_after_an_inspection(sweep, made):
+    """Plugins that read files are imported and the runs compared with them, but the reports are those of before."""
+    Path("mine.py").write_text(DOUBTFUL)
+    Path("name.txt").write_text("Mine")
+    assert sweep()[0] == 0
+    first = len(made)
+    assert "all runs are finished" in sweep()[1]
+    assert len(made) == first
+    Path("runs/grid/curves.png").unlink()
+    assert "all runs are finished" not in sweep()[1]
+    assert len(made) > first
+    assert Path("runs/grid/curves.png").exists()
+    Path("name.txt").write_text("Ours")
+    status, shown = sweep()
+    assert (status, "all runs are finished" in shown) == (2, False)
+
+
+def test_another_list_of_runs_has_no_memo():
+    """Plugins may register further algorithms, which `all` then includes."""
+    memo, runs = Memo(Path("memo.json"), "key", certain=False), [Path("a"), Path("b")]
+    for run in runs:
+        run.mkdir()
+        for name in finished.FILES:
+            (run / name).write_text("1")
+    memo.keep("shown", runs[:1], [])
+    assert memo.replay(Console(quiet=True), runs[:1])
+    assert not memo.replay(Console(quiet=True), runs)
+
+
+@pytest.mark.slow
+def test_a_wrong_tracker_is_refused_after_the_sweep_is_finished(sweep):
+    assert sweep()[0] == 0
+    assert "all runs are finished" in sweep()[1]
+    assert call("sweep", "grid.toml", "--track", "bogus:x") == 2

@@ -1,9 +1,8 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is used if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
-every file of the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there
-were no memo.
-Sweeps that may depend on anything else, such as plugins that read files, have no memo.
+The memo is only a shortcut. It is certain if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
+every file of the data and of the runs are the same. Otherwise, or if the sweep may depend on anything else, such as plugins that read
+files, the plugins are imported and the runs inspected one by one, as if there were no memo; then only the reports are not made again.
 """
 
 import contextlib
@@ -37,24 +36,30 @@ class Memo:
     key: str
     code: dict[str, str] = field(default_factory=dict)  # of plugins: their source files, and a hash of each
     modules: frozenset[str] = field(default_factory=frozenset, compare=False)  # imported before the plugins
+    certain: bool = True  # False: the result may depend on something that the memo does not check
 
     @classmethod
-    def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console) -> "Memo | None":
-        """The memo of this command; None if its result may depend on something that the memo does not check."""
+    def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console, options: Sequence[Any] = ()) -> "Memo":
+        """The memo of this command."""
         chosen = read_settings(Path(settings)) | given
         code, data = _plugin_code(chosen.pop("plugins", [])), _data_files(chosen.pop("data_path", None), _texts(chosen))
         varied = {str(name).replace("-", "_") for name in grid} if isinstance(grid := chosen.get("grid"), dict) else set()
-        if code is None or data is None or {"plugins", "data_path"} & varied:
-            return None
-        stamps = {str(file): _stamp(file) for file in data}
-        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code(), _versions(), code, stamps]
-        return cls(target / NAME, hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest(), code, frozenset(sys.modules))
+        certain = code is not None and data is not None and not {"plugins", "data_path"} & varied
+        stamps = {str(file): _stamp(file) for file in data or ()} if certain else {}
+        command = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, *options]
+        facts = [*command, _code(), _versions(), code if certain else None, stamps, certain]
+        key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+        return cls(target / NAME, key, (code or {}) if certain else {}, frozenset(sys.modules), certain)
 
-    def replay(self, console: Console) -> bool:
-        """Print what the finished command printed; False if anything has changed since."""
+    def replay(self, console: Console, runs: Iterable[Path] | None = None) -> bool:
+        """Print what the finished command printed; False if anything has changed since.
+
+        `runs` are those of this command, where they are known: plugins may add some.
+        """
         try:
             held = json.loads(self.file.read_text(encoding="utf-8"))
-            same = held["key"] == self.key and all(_stamp(Path(name)) == stamp for name, stamp in held["files"].items())
+            same = held["key"] == self.key and (runs is None or held["runs"] == [str(run) for run in runs])
+            same = same and all(_stamp(Path(name)) == stamp for name, stamp in held["files"].items())
             shown = str(held["shown"]) if same else ""
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
@@ -63,13 +68,15 @@ class Memo:
             console.print("all runs are finished", style="dim")
         return bool(shown)
 
-    def keep(self, shown: str, runs: Iterable[Path], pages: Sequence[Path]) -> None:
+    def keep(self, shown: str, runs: Sequence[Path], pages: Sequence[Path]) -> None:
         if self.code and not imported_as_found(self.code, self.modules):
             return
         beside = [file for page in pages for file in page.parent.iterdir() if file.suffix in WRITTEN]
         files = [*(run / name for run in runs for name in FILES), *beside]
         with contextlib.suppress(OSError):  # only a shortcut
-            write_text(self.file, json.dumps({"key": self.key, "shown": shown, "files": {str(file): _stamp(file) for file in files}}))
+            stamps = {str(file): _stamp(file) for file in files}
+            held = {"key": self.key, "runs": [str(run) for run in runs], "shown": shown, "files": stamps}
+            write_text(self.file, json.dumps(held))
 
 
 def _stamp(file: Path) -> list[int]:
