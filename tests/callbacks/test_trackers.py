@@ -98,6 +98,18 @@ class TestCSV:
         assert [row["own"] for row in rows] == ["", "0.5", "1.0", "1.5", "2.0", "2.5"]
         assert [float(row["test_accuracy"]) for row in rows] == [row["test_accuracy"] for row in history.rows]
 
+    def test_a_finished_run_is_not_sent_but_the_user_is_told(self, capsys):
+        words = ["run", *"--rounds 2 --epochs 1 --clients 4 --availability always --out r".split()]
+        assert call(*words) == 0
+        assert "not sent" not in capsys.readouterr().out
+        assert call(*words, "--track", "csv:t") == 0
+        assert "mimicfl track send r --track csv:t" in " ".join(capsys.readouterr().out.split())
+        assert not Path("t").exists()
+        assert call("track", "send", "r", "--track", "csv:t") == 0
+        capsys.readouterr()
+        assert call(*words, "--track", "csv:t") == 0
+        assert "not sent" not in capsys.readouterr().out
+
     def test_two_comparisons_share_a_folder(self):
         for k, lr in enumerate((0.1, 0.2)):
             mf.compare(dataclasses.replace(E, rounds=1, lr=lr), ["fedavg"], [0], f"out{k}", callbacks=[mf.callbacks.CSV("tables")])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from mimicfl.cli import finished
 from mimicfl.cli.finished import Memo
 from mimicfl.cli.plugin_code import imported_as_found, plugin_code
 from tests.cli.conftest import call
@@ -135,6 +136,17 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
         "import mimicfl as mf\nx = mf.availability.Explicit(name + '.csv')",
         "import os.path\nx = os.path.getsize(name)",
         "import torch\nwidth = 8 if torch.cuda.is_available() else 4",
+        "import os\nx = getattr(os, 'envi' + 'ron')['PACE']",
+        "import torch\nx = torch.os",
+        "import sys\nx = dict(system=sys)",
+        "import torch\nx = getattr(torch, 'lo' + 'ad')(name)",
+        "import torch\nx = list(map(getattr, [torch], [name]))",
+        "import numpy as np\nx = np.datetime64('now')",
+        "from pathlib import Path\nx = Path(name).readlink()",
+        "import torch\nx = torch.cuda.get_device_name()",
+        "import mimicfl as mf\nx = mf.availability.Explicit(name)",
+        "from mimicfl.paper import records",
+        "from mimicfl import metrics",
     ],
 )
 def test_doubtful_code_has_no_memo(text):
@@ -156,7 +168,8 @@ def test_what_needs_no_doubt():
     Path("package/other.py").write_text("from __future__ import annotations\nimport torch.nn.functional as F")
     Path("mine.py").write_text(
         "import os.path, re\nimport numpy as np\nfrom package.rule import x\nhere = os.path.dirname(__file__)\nre.compile('a').match('b')\n"
-        "rng = np.random.default_rng(0)\nx = rng.random(3), np.random.RandomState(seed=1).rand(2)"
+        "rng = np.random.default_rng(0)\nx = rng.random(3), np.random.RandomState(seed=1).rand(2)\nfrom mimicfl import FedAvg\n"
+        "import mimicfl.algorithms\nname = getattr(FedAvg, 'name', '')\nsize = getattr(F, 'relu')"
     )
     assert {Path(file).name for file in plugin_code(["mine.py"])} == {"mine.py", "rule.py", "other.py"}
     for name in ("own_algorithm", "own_availability", "own_model_and_data"):
@@ -165,7 +178,18 @@ def test_what_needs_no_doubt():
     assert plugin_code(["nowhere.py"]) is None
 
 
-@pytest.mark.parametrize(("settings", "file"), [('data_path = "data"', "data/deep/values.csv"), ('availability = "trace:t.csv"', "t.csv")])
+@pytest.mark.parametrize(
+    ("settings", "file"),
+    [
+        ('data_path = "data"', "data/deep/values.csv"),
+        ('availability = "trace:t.csv"', "t.csv"),
+        ('availability = "trace: t.csv"', "t.csv"),
+        ("availability = 'trace:\"t.csv\"'", "t.csv"),
+        ('availability = "trace:file=a=b.csv,mapping=[1,2]"', "a=b.csv"),
+        ('availability = "trace:[a,b].csv"', "[a,b].csv"),
+        ('availability = "trace:a:b.csv"', "a:b.csv"),
+    ],
+)
 def test_data_is_compared(settings, file):
     def memo():
         return Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
@@ -178,7 +202,43 @@ def test_data_is_compared(settings, file):
     Path(file).write_text("1,2,4")
     assert before != memo()
     Path("data/link").symlink_to("/")
-    assert (memo() is None) == (file != "t.csv")
+    assert memo().certain != file.startswith("data/")
+
+
+def test_a_text_with_escapes_has_no_memo():
+    """A name in JSON may be written as "\\u0074.csv"."""
+    Path("t.csv").touch()
+    Path("grid.toml").write_text("availability = 'trace:\"\\u0074.csv\"'\n[grid]\nseed = 2\n")
+    assert Memo.of(Path("runs"), "grid.toml", {}, Console(width=100)).certain is False
+
+
+@pytest.mark.parametrize("file", ["report.html", "curves.png", "results.csv", "run/env.json"])
+def test_a_missing_file_is_written_again(file):
+    memo, run = Memo(Path("memo.json"), "key"), Path("run")
+    run.mkdir()
+    names = [
+        *(run / name for name in ("config.toml", "rows.jsonl", "final.safetensors", "env.json")),
+        *map(Path, ("curves.png", "results.csv")),
+    ]
+    for name in (*names, page := Path("report.html")):
+        name.write_text("1")
+    memo.keep("shown", [run], [page])
+    assert memo.replay(Console(quiet=True))
+    Path(file).unlink()
+    assert not memo.replay(Console(quiet=True))
+
+
+def test_an_edited_template_or_kernel_is_noticed(monkeypatch, tmp_path):
+    package = tmp_path / "package"
+    for name in ("cli/finished.py", "report/page/style.css", "engines/native/kernels.h"):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text("1")
+    monkeypatch.setattr(finished, "__file__", str(package / "cli/finished.py"))
+    Path("grid.toml").write_text("[grid]\nseed = 2\n")
+    for name in ("report/page/style.css", "engines/native/kernels.h"):
+        before = Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
+        (package / name).write_text("2")
+        assert before != Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
 
 
 def test_a_file_with_its_old_time_is_noticed():
@@ -186,7 +246,7 @@ def test_a_file_with_its_old_time_is_noticed():
     memo = Memo(Path("memo.json"), "key")
     run = Path("run")
     run.mkdir()
-    for name in ("config.toml", "rows.jsonl", "final.safetensors"):
+    for name in ("config.toml", "rows.jsonl", "final.safetensors", "env.json"):
         (run / name).write_text("1")
     memo.keep("shown", [run], [])
     assert memo.replay(Console(quiet=True))
@@ -205,3 +265,65 @@ def test_another_version_of_pytorch_is_noticed(monkeypatch):
     Path("torch/version.py").write_text("__version__ = '9.9'\n")
     monkeypatch.syspath_prepend(Path.cwd())
     assert before != Memo.of(Path("runs"), "grid.toml", {}, Console(width=100))
+
+
+DOUBTFUL = """
+from pathlib import Path
+import mimicfl as mf
+
+NAME = Path("name.txt").read_text()
+
+@mf.register("mine")
+class Mine(mf.FedAvg):
+    title = NAME
+
+    def aggregate(self, state, active, g, step):
+        state.w = state.w - 0.5 * step.eta * step.mean(g)
+"""
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Counts the reports that are made."""
+    counted = []
+    report = importlib.import_module("mimicfl.report.report")
+    original = report.write_report
+    monkeypatch.setattr(report, "write_report", lambda *args: counted.append(args) or original(*args))
+    return counted
+
+
+@pytest.mark.slow
+def test_reports_are_not_made_again_after_an_inspection(sweep, made):
+    """Plugins that read files are imported and the runs compared with them, but the reports are those of before."""
+    Path("mine.py").write_text(DOUBTFUL)
+    Path("name.txt").write_text("Mine")
+    assert sweep()[0] == 0
+    first = len(made)
+    assert "all runs are finished" in sweep()[1]
+    assert len(made) == first
+    Path("runs/grid/curves.png").unlink()
+    assert "all runs are finished" not in sweep()[1]
+    assert len(made) > first
+    assert Path("runs/grid/curves.png").exists()
+    Path("name.txt").write_text("Ours")
+    status, shown = sweep()
+    assert (status, "all runs are finished" in shown) == (2, False)
+
+
+def test_another_list_of_runs_has_no_memo():
+    """Plugins may register further algorithms, which `all` then includes."""
+    memo, runs = Memo(Path("memo.json"), "key", certain=False), [Path("a"), Path("b")]
+    for run in runs:
+        run.mkdir()
+        for name in finished.FILES:
+            (run / name).write_text("1")
+    memo.keep("shown", runs[:1], [])
+    assert memo.replay(Console(quiet=True), runs[:1])
+    assert not memo.replay(Console(quiet=True), runs)
+
+
+@pytest.mark.slow
+def test_a_wrong_tracker_is_refused_after_the_sweep_is_finished(sweep):
+    assert sweep()[0] == 0
+    assert "all runs are finished" in sweep()[1]
+    assert call("sweep", "grid.toml", "--track", "bogus:x") == 2

@@ -54,6 +54,9 @@ addEventListener("load", () => {
   const strokes = (node, name) => [...new Set(named(node, name).map((each) => each.querySelector("line").getAttribute("stroke")))].join();
   note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name) === strokes("#legend button", name)));
   note("hash", decodeURIComponent(location.hash).includes("availability"));
+  const hide = () => document.querySelectorAll("#legend button").forEach((_, k) => document.querySelectorAll("#legend button")[k].click());
+  const disabled = () => ["csv", "png", "svg"].map((kind) => document.getElementById("curves-" + kind).disabled).join();
+  hide(); note("exportsHidden", disabled()); hide(); note("exportsShown", disabled());
   note("thirds", document.querySelectorAll("#participation td").length);
   note("dots", document.querySelectorAll("#scatter circle").length);
 });
@@ -176,3 +179,8 @@ def test_the_page_stays_small(sweep):
     found = re.search(r"const DATA = (.*?);\n", page.read_text(), re.DOTALL)
     assert len(json.loads(found[1])["groups"]) == 18
     assert page.stat().st_size < 400_000
+
+
+def test_what_is_hidden_cannot_be_exported(dom):
+    assert data_attribute(dom, "exports-hidden") == "true,true,true"
+    assert data_attribute(dom, "exports-shown") == "false,false,false"

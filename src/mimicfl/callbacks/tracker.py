@@ -234,6 +234,11 @@ def unsent(folder: Path) -> bool:
     return bool(_unsent(RunInfo(folder=folder)))
 
 
+def never_sent(folder: Path) -> bool:
+    """Whether no tracker has ever had the run in this folder, or one is missing rounds of it."""
+    return "id" not in state(RunInfo(folder=folder)) or unsent(folder)
+
+
 def _unsent(run: RunInfo) -> list[str]:
     known = state(run).get(UNSENT)
     return list({spec: None for spec in known if isinstance(spec, str)}) if isinstance(known, list) else []

@@ -1,9 +1,8 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is used if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
-every file of the data and of the runs are the same; otherwise the plugins are imported and the runs inspected one by one, as if there
-were no memo.
-Sweeps that may depend on anything else, such as plugins that read files, have no memo.
+The memo is only a shortcut. It is certain if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
+every file of the data and of the runs are the same. Otherwise, or if the sweep may depend on anything else, such as plugins that read
+files, the plugins are imported and the runs inspected one by one, as if there were no memo; then only the reports are not made again.
 """
 
 import contextlib
@@ -25,8 +24,10 @@ from ..settings import read_settings
 from .plugin_code import Doubt, imported_as_found, plugin_code
 
 NAME = ".finished.json"
+MOST_PARTS = 60  # of a setting that may name files
 MOST_FILES = 10_000  # of a data folder: more take longer to list than they save
-FILES = ("config.toml", "rows.jsonl", "final.safetensors")
+FILES = ("config.toml", "rows.jsonl", "final.safetensors", "env.json")  # of a run
+WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")  # beside a report
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,30 @@ class Memo:
     key: str
     code: dict[str, str] = field(default_factory=dict)  # of plugins: their source files, and a hash of each
     modules: frozenset[str] = field(default_factory=frozenset, compare=False)  # imported before the plugins
+    certain: bool = True  # False: the result may depend on something that the memo does not check
 
     @classmethod
-    def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console) -> "Memo | None":
-        """The memo of this command; None if its result may depend on something that the memo does not check."""
+    def of(cls, target: Path, settings: str, given: dict[str, Any], console: Console, options: Sequence[Any] = ()) -> "Memo":
+        """The memo of this command."""
         chosen = read_settings(Path(settings)) | given
         code, data = _plugin_code(chosen.pop("plugins", [])), _data_files(chosen.pop("data_path", None), _texts(chosen))
         varied = {str(name).replace("-", "_") for name in grid} if isinstance(grid := chosen.get("grid"), dict) else set()
-        if code is None or data is None or {"plugins", "data_path"} & varied:
-            return None
-        stamps = {str(file): _stamp(file) for file in data}
-        facts = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, _code(), _versions(), code, stamps]
-        return cls(target / NAME, hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest(), code, frozenset(sys.modules))
+        certain = code is not None and data is not None and not {"plugins", "data_path"} & varied
+        stamps = {str(file): _stamp(file) for file in data or ()} if certain else {}
+        command = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, *options]
+        facts = [*command, _code(), _versions(), code if certain else None, stamps, certain]
+        key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
+        return cls(target / NAME, key, (code or {}) if certain else {}, frozenset(sys.modules), certain)
 
-    def replay(self, console: Console) -> bool:
-        """Print what the finished command printed; False if anything has changed since."""
+    def replay(self, console: Console, runs: Iterable[Path] | None = None) -> bool:
+        """Print what the finished command printed; False if anything has changed since.
+
+        `runs` are those of this command, where they are known: plugins may add some.
+        """
         try:
             held = json.loads(self.file.read_text(encoding="utf-8"))
-            same = held["key"] == self.key and all(_stamp(Path(name)) == stamp for name, stamp in held["files"].items())
+            same = held["key"] == self.key and (runs is None or held["runs"] == [str(run) for run in runs])
+            same = same and all(_stamp(Path(name)) == stamp for name, stamp in held["files"].items())
             shown = str(held["shown"]) if same else ""
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
@@ -61,12 +68,15 @@ class Memo:
             console.print("all runs are finished", style="dim")
         return bool(shown)
 
-    def keep(self, shown: str, runs: Iterable[Path], pages: Sequence[Path]) -> None:
+    def keep(self, shown: str, runs: Sequence[Path], pages: Sequence[Path]) -> None:
         if self.code and not imported_as_found(self.code, self.modules):
             return
-        files = [*(run / name for run in runs for name in FILES), *pages]
+        beside = [file for page in pages for file in page.parent.iterdir() if file.suffix in WRITTEN]
+        files = [*(run / name for run in runs for name in FILES), *beside]
         with contextlib.suppress(OSError):  # only a shortcut
-            write_text(self.file, json.dumps({"key": self.key, "shown": shown, "files": {str(file): _stamp(file) for file in files}}))
+            stamps = {str(file): _stamp(file) for file in files}
+            held = {"key": self.key, "runs": [str(run) for run in runs], "shown": shown, "files": stamps}
+            write_text(self.file, json.dumps(held))
 
 
 def _stamp(file: Path) -> list[int]:
@@ -93,7 +103,12 @@ def _data_files(folder: Any, texts: Iterable[str]) -> list[Path] | None:
 
 
 def _named_in(text: str) -> list[Path]:
-    files = [Path(part).resolve() for part in re.split(r"[:,=]", text) if part and Path(part).exists()]
+    """All files that a part of the text may name, however the text is read: names may contain separators, or be quoted."""
+    parts = re.split(r"([:,=])", text)
+    if len(parts) > MOST_PARTS or "\\" in text:
+        raise Doubt
+    names = {"".join(parts[a : b + 1]).strip().strip('"').strip() for a in range(0, len(parts), 2) for b in range(a, len(parts), 2)}
+    files = [Path(name).resolve() for name in sorted(names) if name and Path(name).exists()]
     if any(file.is_dir() for file in files) or ("/" in text and not files):
         raise Doubt
     return files
@@ -108,10 +123,11 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _code() -> str:
-    """A hash of this package's source and data: another version of an algorithm has another result."""
+    """A hash of this package's files: another version of an algorithm has another result, and another template another page."""
     found, package = hashlib.sha256(), Path(__file__).parent.parent
-    for file in sorted([*package.rglob("*.py"), *(package / "data" / "files").iterdir()]):
-        found.update(file.read_bytes())
+    for file in sorted(package.rglob("*")):
+        if file.is_file() and file.suffix != ".pyc":
+            found.update(file.read_bytes())
     return found.hexdigest()
 
 

@@ -28,14 +28,21 @@ LIBRARIES = _words("""
 """)
 BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
 # Built-in functions; `model.eval()` and `re.compile` are harmless.
-FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input open")
-# Names by which code of these libraries reads files, the environment or the machine.
+FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals open vars")
+# Names by which code of these libraries reads files, the environment, the clock or the machine.
 OUTSIDE = _words("""
-    DataSource PackageImporter __builtins__ __loader__ __spec__ __version__ argv cwd device_count environ environb exists expanduser
-    expandvars frame from_file fromfile fromregex genfromtxt get_num_threads getatime getctime getcwd getenv getmtime getsize glob home
-    hub is_available is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_library load_state_dict_from_url
-    load_url loadtxt lstat memmap open open_memmap read read_bytes read_text rglob samefile scandir stat walk
+    DataSource Explicit FromFile FromTrace PackageImporter __builtins__ __dict__ __getattribute__ __loader__ __spec__ __version__ argv
+    attrgetter compare cpp_extension current_device cwd device_count environ environb exists expanduser expandvars frame from_file fromfile
+    fromregex genfromtxt get_device_capability get_device_name get_device_properties get_num_interop_threads get_num_threads getatime
+    getctime getcwd getenv getmtime getsize get_type_hints glob home hub is_available is_dir is_file is_symlink isdir isfile islink iterdir
+    lexists listdir load load_inline load_library load_state_dict_from_url load_url loadtxt lstat make mem_get_info memmap methodcaller open
+    open_memmap read read_bytes read_text read_trace readlink rglob samefile scandir stat sweep walk
 """)
+SYSTEM = _words("_os _sys builtins os sys")  # only their `path` is harmless
+CLOCK = _words("now today")  # np.datetime64("now")
+# Packages of mimicfl that can be imported without a doubt; others read runs and settings.
+OF_MIMICFL = _words("algorithms callbacks clients errors registry seeds tasks theory")
+PACKAGE = Path(__file__).parent.parent
 # What draws the same numbers in every process if it gets a seed; other names of modules called `random` are doubtful.
 SEEDED = _words("Generator MT19937 PCG64 PCG64DXSM Philox Random RandomState SFC64 SeedSequence default_rng seed")
 A_FILE = re.compile(r"\S*\.[A-Za-z]\w{0,7}")  # it may be part of a path that the code puts together
@@ -108,7 +115,11 @@ class _Search:
         folders, parts = self.folders, name.split(".")
         for depth, part in enumerate(parts):
             if depth == 0 and part in LIBRARIES:
-                if part != "mimicfl" and any(_places(folder / part) for folder in folders if not is_installed(folder)):
+                if part == "mimicfl":
+                    inner = set(parts[1:2]) - OF_MIMICFL
+                    if any(_places(PACKAGE / each) for each in inner):
+                        raise Doubt
+                elif any(_places(folder / part) for folder in folders if not is_installed(folder)):
                     raise Doubt  # a file of the user with the name of a library
                 return
             places = [place for folder in folders for place in _places(folder / part)]
@@ -154,7 +165,7 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
 
 def _check(node: ast.AST, folders: list[Path]) -> None:
     """Refuse code that may read more than source files, or that may do something else in every process."""
-    if _unseeded(node):
+    if _unseeded(node) or any(_indirect(node, child) for child in ast.iter_child_nodes(node)):
         raise Doubt
     names: list[str] = []
     if isinstance(node, ast.Name):
@@ -163,7 +174,7 @@ def _check(node: ast.AST, folders: list[Path]) -> None:
             raise Doubt
     elif isinstance(node, ast.Attribute):
         names = [node.attr]
-        if isinstance(node.value, ast.Name) and node.value.id in ("os", "sys") and node.attr != "path":
+        if (_last_name(node.value) in SYSTEM and node.attr != "path") or node.attr in SYSTEM:
             raise Doubt
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         names = [part for alias in node.names for part in alias.name.split(".")]
@@ -172,10 +183,20 @@ def _check(node: ast.AST, folders: list[Path]) -> None:
             raise Doubt
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         names = [node.value]
-        if _names_a_file(node.value, folders):
+        if node.value in CLOCK or _names_a_file(node.value, folders):
             raise Doubt
     if OUTSIDE & set(names):
         raise Doubt
+
+
+def _indirect(node: ast.AST, child: ast.AST) -> bool:
+    """Can `child`, a part of `node`, reach a name that does not appear in the code? `getattr(os, "envi" + "ron")` reads the environment."""
+    if not isinstance(child, ast.Name) or child.id not in (*SYSTEM, "getattr"):
+        return False
+    if child.id != "getattr":
+        return not isinstance(node, ast.Attribute)
+    spelt = isinstance(node, ast.Call) and node.func is child and len(node.args) > 1 and isinstance(node.args[1], ast.Constant)
+    return not spelt
 
 
 def _unseeded(node: ast.AST) -> bool:

@@ -14,11 +14,12 @@ from .options import given, replaced_by
 def sweep(arguments: argparse.Namespace, console: Console) -> None:
     target = arguments.folder = Path(arguments.out or Path("runs") / Path(arguments.file).stem)
     own = _replacements(arguments)
-    memo = Memo.of(target, arguments.file, own, console)
-    if memo is not None and not arguments.dry_run and memo.replay(console):
+    options = (arguments.track, arguments.ray)
+    memo = Memo.of(target, arguments.file, own, console, options)
+    if memo.certain and not arguments.dry_run and memo.replay(console):
         return
-    finished = _train(arguments, console, target, dict(own))
-    if finished is not None and memo is not None and memo == Memo.of(target, arguments.file, own, console):  # nothing was edited meanwhile
+    finished = _train(arguments, console, target, dict(own), memo)
+    if finished is not None and memo == Memo.of(target, arguments.file, own, console, options):  # nothing was edited meanwhile
         memo.keep(*finished)
 
 
@@ -31,8 +32,13 @@ def _replacements(arguments: argparse.Namespace) -> dict[str, Any]:
     return own
 
 
-def _train(arguments: argparse.Namespace, console: Console, target: Path, own: dict[str, Any]) -> tuple[str, list[Path], list[Path]] | None:
-    """Train what is not finished and write the pages; returns what was printed, the runs and the pages, or None after a dry run."""
+def _train(
+    arguments: argparse.Namespace, console: Console, target: Path, own: dict[str, Any], memo: Memo
+) -> tuple[str, list[Path], list[Path]] | None:
+    """Train what is not finished and write the pages; returns what was printed, the runs and the pages.
+
+    None if nothing is to be kept: after a dry run, or if the runs are those of the memo, whose pages are still there.
+    """
     from ..callbacks import make
     from ..errors import UsageError
     from ..experiments.execute import build_all, carry_out
@@ -40,13 +46,8 @@ def _train(arguments: argparse.Namespace, console: Console, target: Path, own: d
     from ..experiments.grid import cells, read_sweep
     from ..experiments.names import algorithm_list, seed_list
     from ..plugins import load_plugins
-    from ..report.rates import best_rates, rate_setting
-    from ..report.report import write_report
-    from ..report.tables import rates_table
-    from ..report.verdict import RULE, tally
     from .dry_run import print_forecast
     from .progress import Reporter
-    from .train import print_overview, print_report
 
     began = time.monotonic()
     trackers = [make(spec) for spec in arguments.track]
@@ -66,11 +67,20 @@ def _train(arguments: argparse.Namespace, console: Console, target: Path, own: d
             carry_out_on(arguments.ray, plan, target, progress.notice)
         else:
             carry_out(plan, target, progress, progress.notice, callbacks=trackers)
+    runs = [target / name for name in plan]
+    if not memo.certain and memo.replay(console, runs):
+        return None
+    from ..report.rates import best_rates, rate_setting
+    from ..report.report import write_report
+    from ..report.tables import rates_table
+    from ..report.verdict import RULE, tally
+    from .train import print_overview, print_report
+
     console.record = True
     reports = {cell: write_report([target / name for name in names], target / cell) for cell, names in cells(plan).items()}
     pages = [report.page for report in reports.values()]
     if len(reports) > 1:
-        whole = write_report([target / name for name in plan], target)
+        whole = write_report(runs, target)
         pages.append(whole.page)
         print_overview(console, whole.groups)
         console.print()
@@ -88,4 +98,4 @@ def _train(arguments: argparse.Namespace, console: Console, target: Path, own: d
         print_report(console, report, explain=len(reports) == 1)
     shown, console.record = console.export_text(styles=True), False
     console.print(f"{time.monotonic() - began:.0f} s", style="dim")
-    return shown, [target / name for name in plan], pages
+    return shown, runs, pages

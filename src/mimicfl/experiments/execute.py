@@ -11,6 +11,7 @@ import torch
 from ..algorithms import paper_algorithms
 from ..algorithms.client_memory import SHARE, free_memory
 from ..callbacks.interface import Callback, CallbackSet, EachRound, callback_set, copied
+from ..callbacks.tracker import Tracker, never_sent
 from ..engines.population import largest
 from ..errors import Diverged, Paused, UsageError, check_callable
 from ..files import open_files
@@ -21,6 +22,7 @@ from ..settings import Experiment
 from ..simulation.checkpoint import check_folder
 from ..simulation.run import Run
 from ..simulation.train import train
+from ..text import counted
 from .build import Problems, build
 from .comparison import Comparison
 from .names import algorithm_list, named_apart, run_name, seed_list
@@ -136,6 +138,7 @@ def execute(
 ) -> dict[str, History]:
     """`carry_out` for experiments whose runs are built."""
     results, waiting = split_finished(built, out, callback_set(None, callbacks).given)
+    _say_what_is_not_sent(list(results), out, callbacks, notice)
     failures: dict[str, Diverged] = {}
     parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
     for part, names in enumerate(parts):
@@ -168,6 +171,16 @@ def split_finished(built: Built, out: Path | None, callbacks: Sequence[Callback 
                 continue
         waiting[name] = settings, run
     return finished, waiting
+
+
+def _say_what_is_not_sent(
+    finished: Sequence[str], out: Path | None, callbacks: Sequence[Callback | EachRound], notice: Notice | None
+) -> None:
+    """Trackers see rounds as they are trained: runs that finished without a tracker are sent only if the user asks for it."""
+    trackers = [each for each in callbacks if isinstance(each, Tracker)]
+    count = sum(never_sent(out / name) for name in finished) if out is not None and trackers else 0
+    if count and notice:
+        notice(f"{counted(count, 'finished run')} not sent before; to send them: mimicfl track send {out} --track {trackers[0].spec}")
 
 
 def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:

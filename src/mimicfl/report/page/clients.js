@@ -1,6 +1,7 @@
 // Views of clients: the schedule, accuracy by class, by participation group and by client.
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const chosen = () => DATA.schedules[+$("schedule").value];
+const NOTHING = "<p class='small'>Nothing to show: no run that is shown has these values.</p>";
 const percent = (v) => v === null || v === undefined ? "–" : (100 * v).toFixed(0);
 
 function drawAvailability() {
@@ -34,6 +35,7 @@ function heat(v) {
 function drawClasses() {
   if (!$("classes")) return;
   const groups = withBestRate(kept()).filter((g) => g.classes.length);
+  if (!groups.length) return void ($("classes").innerHTML = NOTHING);
   const count = Math.max(0, ...groups.map((g) => g.classes.length));
   const head = "<tr><th></th>" + [...Array(count).keys()].map((c) => `<th>${c}</th>`).join("") + "<th>worst</th></tr>";
   $("classes").innerHTML = "<table class='heat'>" + head + groups.map((g) => {
@@ -46,6 +48,7 @@ function drawClasses() {
 function drawParticipation() {
   if (!$("participation")) return;
   const groups = withBestRate(kept()).filter((g) => g.thirds.length);
+  if (!groups.length) return void ($("participation").innerHTML = NOTHING);
   $("participation").innerHTML = "<table class='heat wide'><tr><th></th><th>rarest third</th><th>middle</th><th>most frequent</th><th>gap</th></tr>" + groups.map((g) => {
     const gap = 100 * (g.thirds[2] - g.thirds[0]);
     return `<tr><th>${text(g.label)}</th>` + g.thirds.map((v) => `<td style="${heat(v)}">${(100 * v).toFixed(1)}</td>`).join("") + `<td>${gap < 0 ? "−" : "+"}${Math.abs(gap).toFixed(1)}</td></tr>`;
@@ -62,7 +65,7 @@ function drawClients() {
     const v = g.clients[s.key], known = v.filter((a) => a !== null), mean = known.reduce((a, b) => a + b, 0) / known.length;
     return `<tr><th>${text(g.label)}</th>` + order.map((i) => `<td data-tip="${text(name(i))}: ${percent(v[i])} %" style="${heat(v[i])}"></td>`).join("") + `<th>${percent(mean)}</th><th>${percent(Math.min(...known))}</th></tr>`;
   });
-  $("clients").innerHTML = `<table class='heat dense'>${top}${rows.join("")}</table>`;
+  $("clients").innerHTML = groups.length ? `<table class='heat dense'>${top}${rows.join("")}</table>` : NOTHING;
   tips($("clients"));
   drawPoints($("scatter"), s, groups, (g) => g.clients[s.key], 100, "accuracy on the client's samples (%)");
 }

@@ -11,6 +11,7 @@ function update() {
     row.hidden = filtered(g);
     if (swatch && drawn.has(g.label)) swatch.outerHTML = swatchOf(drawn.get(g.label));
   });
+  for (const id of ["curves-csv", "curves-png", "curves-svg"]) $(id).disabled = !$("chart").querySelector("figure");  // nothing to export
   remember();
 }
 
