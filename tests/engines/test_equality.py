@@ -1,5 +1,6 @@
 """Engines are used only if they match plain. Any error that they raise while being prepared means that they cannot run the model."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn.utils.parametrizations import weight_norm
 import mimicfl as mf
 from mimicfl.engines.capabilities import Unsupported, distances
 from mimicfl.engines.equality import Reference, mixed_rows, representative_clients
+from mimicfl.engines.interface import ClientUpdates
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
 from tests.conftest import make_run
@@ -295,3 +297,24 @@ class TestFallback:
         monkeypatch.setattr(BatchedEngine, "train", stop)
         with pytest.raises(error):
             mf.simulate(**digits, rounds=1, engine="batched")
+
+
+@pytest.mark.parametrize(
+    ("errors", "accepted"),
+    [
+        ([1e-6, 5e-4, 1e-6, 1e-6], True),  # a value at the kink of a ReLU
+        ([1e-6, 5e-3, 1e-6, 1e-6], False),  # too much for a kink
+        ([5e-4, 5e-4, 1e-6, 1e-6], False),  # half of the clients
+        ([3e-5, 5e-4, 3e-5, 3e-5], False),  # the others are off, too
+        ([5e-5, 5e-5, 5e-5, 5e-5], True),
+        ([1e-6, 5e-4], False),
+        ([5e-4], False),
+    ],
+)
+def test_a_few_clients_may_differ_as_at_a_kink(digits, errors, accepted):
+    found, m = reference(digits), len(errors)
+    true = ClientUpdates(torch.ones(m, 5), torch.ones(m), torch.ones(m))
+    found.truth[0, False] = found.truth[0, True] = true  # rounding errors of the parameters change nothing
+    ours = dataclasses.replace(true, g=true.g * (1 + torch.tensor(errors)[:, None]))
+    with contextlib.nullcontext() if accepted else pytest.raises(Unsupported, match="differs from PyTorch"):
+        found._compare(ours, 0)

@@ -162,7 +162,8 @@ class Reference:
         Where a value lies at the kink of a ReLU, a rounding error decides about its gradient, and no two computations agree. An error of an
         engine is larger, or shows in most clients.
         """
-        return float(off.max()) <= min(10 * self.close, KINK) and float(off.median()) <= self.close / 10
+        middle = off.sort().values[len(off) // 2]  # of two clients the larger one: half of the clients are not a few
+        return float(off.max()) <= min(10 * self.close, KINK) and float(middle) <= self.close / 10
 
     def check_evaluation(self, engine: Engine) -> None:
         """Compare the test outputs with the module in evaluation mode, if the engine computes test outputs."""
