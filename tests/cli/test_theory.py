@@ -177,7 +177,7 @@ def test_weighted_runs_are_drawn_without_bounds(capsys):
     assert "clients that count equally: this run was weighted by samples" in capsys.readouterr().err
     assert call(*f"run {weighted} --availability always --momentum 0.5 --weight-decay 0.1 --out m".split()) == 0
     assert call("theory", "check", "m") == 2
-    assert "for plain SGD: this run had weight_decay and momentum" in capsys.readouterr().err
+    assert "this run had weight_decay and momentum" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -192,6 +192,15 @@ def test_runs_that_the_theorems_exclude_are_not_certified(capsys, options, words
     assert call(*f"run {EXACT.replace('--rounds 30', '--rounds 4')} --availability always {options} --out excluded".split()) == 0
     assert call("theory", "check", "excluded", "--L", "2", "--K", "1") == 2
     assert words in capsys.readouterr().err
+
+
+def test_runs_with_a_server_optimizer_are_drawn_without_bounds(capsys):
+    steps = f"run {EXACT.replace('--rounds 30', '--rounds 4')} --algorithm fedavg --server-optimizer adam"
+    assert call(*f"{steps} --availability always --diagnose every=1 --out drawn".split()) == 0
+    assert call("theory", "show", "drawn") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "no bound" in out
+    assert "server optimizer adam" in out
 
 
 def test_with_averaged_models_the_theorems_are_about_the_others(capsys):

@@ -2,9 +2,8 @@
 
 import argparse
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -42,8 +41,6 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
         history = read(folder)
         if not history.rows:
             raise UsageError(f"{folder.path} has no finished round yet: nothing to check")
-        if terms := not_covered(history.config):
-            raise UsageError(f"the paper's results are for synchronous plain SGD: {folder.path} had {' and '.join(terms)}")
         L, K, sentences = _constants(folder, history, arguments)
         found = check(history, L, K, arguments.tau_max, arguments.nu)
         words = [f"{key} {history.config.get(key)}" for key in ("global_lr", "lr", "update")]
@@ -64,16 +61,6 @@ def _check(arguments: argparse.Namespace, console: Console) -> None:
             console.print("they are about the models that clients train from, not about their mean, which is evaluated", soft_wrap=True)
         for sentence in _conclusions(found, scale):
             console.print(sentence, soft_wrap=True)
-
-
-def not_covered(config: Mapping[str, Any]) -> list[str]:
-    """What a run has that the theorems exclude, beyond momentum, weight decay and clipping."""
-    return [
-        *(["asynchronous training"] if config.get("asynchronous") else []),
-        *([f"the server optimizer {name}"] if (name := config.get("server_optimizer", "none")) != "none" else []),
-        *([f"the optimizer {name}"] if parse(str(name := config.get("optimizer", "sgd")))[0] != "sgd" else []),
-        *[name for name in ("lr_multipliers", "loop") if config.get(name)],
-    ]
 
 
 def _conclusions(found: Check, scale: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The theory applied to a recorded run: which conditions its rates satisfy, and its bounds compared with measurements."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,8 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     """Check in which rounds the conditions of Theorems 1 and 2 hold, for any schedule of rates."""
     if not _uniform(history):
         raise UsageError("the paper's results are for clients that count equally: this run was weighted by samples")
-    if terms := [key for key in EXTRAS if history.config.get(key)]:
-        raise UsageError(f"the paper's results are for plain SGD: this run had {' and '.join(terms)}")
+    if terms := not_covered(history.config):
+        raise UsageError(f"the paper's results are for synchronous plain SGD: this run had {' and '.join(terms)}")
     rounds = rates(history, K)
     local = local_rates(history)
     phi = varphi(L, K, float(local.max()))
@@ -105,6 +105,16 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     tau, T = tau_max or rounds.tau_max, len(history.rows)
     c = largest_c(L, rounds.N, tau, T, float(T), None, K, float(local.max()))
     return Check(rounds, conditions, nu, tau, c, float(T), T, constant, no_mixing)
+
+
+def not_covered(config: Mapping[str, Any]) -> list[str]:
+    """What a run has that the theorems exclude."""
+    return [
+        *[key for key in (*EXTRAS, "lr_multipliers", "loop") if config.get(key)],
+        *(["asynchronous training"] if config.get("asynchronous") else []),
+        *([f"the server optimizer {name}"] if (name := config.get("server_optimizer", "none")) != "none" else []),
+        *([f"the optimizer {name}"] if parse(str(name := config.get("optimizer", "sgd")))[0] != "sgd" else []),
+    ]
 
 
 def _uniform(history: History) -> bool:
@@ -152,10 +162,12 @@ def bounded(history: History) -> BoundCurves | None:
     measured = weighted_mean(rounds.eta, held["grad2"])
     constants = [d["L"] for d in found if d["L"] is not None]
     lines: dict[str, np.ndarray] = {}
+    excluded = not_covered(history.config)
     missing = {
         "L is not known, add power=10 to diagnose for an estimate": not constants,
         "the loss is custom and may be negative": found[0]["f_low"] is None,
         "the paper's results are for clients that count equally": not _uniform(history),
+        "the paper's results are for synchronous plain SGD, and this run had " + " and ".join(excluded): bool(excluded),
     }
     if any(missing.values()):
         notes.append("no bound: " + next(reason for reason, holds in missing.items() if holds))
