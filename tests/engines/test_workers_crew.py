@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import mimicfl as mf
 from mimicfl.clients.losses import as_loss
 from mimicfl.engines.plain import PlainEngine
-from mimicfl.engines.workers import WorkersEngine
+from mimicfl.engines.workers import WorkersEngine, crew
+from mimicfl.engines.workers.memory import Block
 from tests.engines.engines import MODELS, assert_same, problem, requests_of
 
 
@@ -207,9 +208,12 @@ def test_workers_end_with_their_engine():
         os._exit(0)
     os.waitpid(child, 0)
     assert all(alive(pid) for pid in begun)
-    del engine
-    gc.collect()
-    assert not any(alive(pid) for pid in begun)
+    gc.disable()
+    try:
+        del engine  # it does not refer to itself
+        assert not any(alive(pid) for pid in begun)
+    finally:
+        gc.enable()
 
 
 def test_the_users_own_code_gets_new_workers_in_every_round():
@@ -228,8 +232,6 @@ def test_the_users_own_code_gets_new_workers_in_every_round():
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
 def test_whole_runs_keep_their_workers_and_equal_plain(digits, monkeypatch):
     """Also with BatchNorm's buffers, SCAFFOLD's shifts, and a cohort that grows."""
-    from mimicfl.engines.workers import crew
-
     started = []
     real = crew.Crew._start
     monkeypatch.setattr(crew.Crew, "_start", lambda self: started.append(self) or real(self))
@@ -241,3 +243,24 @@ def test_whole_runs_keep_their_workers_and_equal_plain(digits, monkeypatch):
     for name, value in found["plain"].buffers.items():
         torch.testing.assert_close(found["workers"].buffers[name], value)
     assert len({id(each) for each in started}) < 8
+
+
+def test_a_worker_that_dies_when_it_gets_a_job_is_named(monkeypatch):
+    engine, plain, asked = engines()
+    engine.train(asked)
+
+    def dying(self):
+        for process in self.processes:
+            os.kill(process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crew.Crew, "_replace_ended", dying)
+        with pytest.raises(MemoryError, match="killed"):
+            engine.train(asked)
+    assert_same(engine.train(asked), plain.train(asked))
+
+
+def test_too_much_memory_is_a_memory_error():
+    with pytest.raises(MemoryError, match="client updates"):
+        Block(1 << 62)

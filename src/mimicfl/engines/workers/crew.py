@@ -7,6 +7,7 @@ does to its copies therefore ends with the round, as if it had been forked for i
 Parent and workers exchange numbers through pipes and tensors through shared memory; nothing is pickled.
 """
 
+import contextlib
 import os
 import select
 import signal
@@ -28,7 +29,7 @@ JOB = struct.Struct("<qiii")  # number of the round, block of its results, reque
 REPORT = struct.Struct("<ci")  # what happened, and the length of the text that follows
 DONE, CHANGED, FAILED = b"d", b"c", b"f"
 BLOCKS = 3  # of results: those of the last round are still in use while the next one trains
-SPARE = 2  # a crew has room for rounds this many times as large as its first
+SPARE = 1 << 28  # bytes that a block has at most for rounds larger than the first
 Job = tuple[int, int]  # request and row
 
 
@@ -52,24 +53,25 @@ class Process:
         return kind, _read(self.reports, length).decode(errors="replace")
 
     def end(self) -> int:
-        """End the process and return its status."""
-        try:
-            os.kill(self.pid, signal.SIGKILL)  # it owns nothing; if it has ended, its status is kept
-            status = os.waitpid(self.pid, 0)[1]
-        except (ProcessLookupError, ChildProcessError):  # somebody else has waited for it
-            status = 0
+        """End the process, which owns nothing, and return its status."""
+        status = 0
+        with contextlib.suppress(ChildProcessError):  # somebody has waited for it, and its number may be another process's now
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if not pid:
+                os.kill(self.pid, signal.SIGKILL)
+                status = os.waitpid(self.pid, 0)[1]
         for end in (self.jobs, self.reports):
             os.close(end)
         return status
 
 
 class Crew:
-    """Workers that share `engine`, the objects in `known` and blocks of memory. `stamp` describes the shared objects by value."""
+    """Workers that share `engine`, the objects in `known` and blocks of memory. `restamp` describes the shared objects by value."""
 
-    def __init__(self, engine: PlainEngine, known: Known, stamp: str, restamp: Callable[[], str], first: Round) -> None:
-        self.engine, self.known, self.stamp, self.restamp = engine, known, stamp, restamp
-        self.inputs = Block(SPARE * (first.begin + room_for(first.inputs)))
-        self.results = [Block(SPARE * room_for(first.outputs)) for _ in range(BLOCKS)]
+    def __init__(self, engine: PlainEngine, known: Known, restamp: Callable[[], str], first: Round) -> None:
+        self.engine, self.known, self.stamp, self.restamp = engine, known, restamp(), restamp
+        self.inputs = Block(_with_spare(first.begin + room_for(first.inputs)))
+        self.results = [Block(_with_spare(room_for(first.outputs))) for _ in range(BLOCKS)]
         self.processes: list[Process] = []
         self.rounds = 0
         self.end = weakref.finalize(self, _end, self.processes, os.getpid())  # called at the latest when nobody needs the crew
@@ -98,7 +100,10 @@ class Crew:
         def give(process: Process, job: Job) -> None:
             busy[process.reports] = process, job
             poll.register(process.reports, select.POLLIN)
-            process.give(self.rounds, block, job)
+            try:
+                process.give(self.rounds, block, job)
+            except BrokenPipeError:
+                raise self._failure(process, "") from None
 
         for process in free[: len(waiting)]:
             give(process, waiting.popleft())
@@ -133,9 +138,8 @@ class Crew:
 
     def _failure(self, process: Process, text: str) -> Exception:
         self.processes.remove(process)
-        status = os.waitpid(process.pid, 0)[1]
-        for end in (process.jobs, process.reports):
-            os.close(end)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        status = process.end()
         if text:
             return RuntimeError(f"a worker process failed:\n{text}")
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
@@ -179,6 +183,11 @@ class Crew:
             result = self.engine.train_one(requests[a], row)
             results[a].put(row, result, self.engine.work.buffers() if requests[a].buffers else {})
             os.write(reports, REPORT.pack(DONE, 0))
+
+
+def _with_spare(size: int) -> int:
+    """Return room for rounds twice as large, if that is not much memory."""
+    return size + min(size, SPARE)
 
 
 def _end(processes: list[Process], owner: int) -> None:

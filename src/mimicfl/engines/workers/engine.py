@@ -4,7 +4,7 @@ import copy
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from ..native.layers import compile_layers
 from ..plain import PlainEngine
 from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
-from .memory import Round, index_of
+from .memory import Known, Round, index_of
 
 MOST_KNOWN = 256  # pairs of clients and settings that a crew shares, before those of earlier rounds are forgotten
 
@@ -93,7 +93,8 @@ class WorkersEngine:
         known = [*(known if len(known) + len(new) <= MOST_KNOWN else []), *((request.clients, request.local) for request in requests)]
         known = list({(id(clients), id(local)): (clients, local) for clients, local in known}.values())
         round = Round.of(requests, known)
-        self.crew = Crew(self.plain, known, self._stamp(known), lambda: self._stamp(known), round)
+        restamp = partial(stamp, self.model, self.plain.work.module, self.loss, known)  # not a method: the engine must not keep itself
+        self.crew = Crew(self.plain, known, restamp, round)
         return self.crew, round
 
     def _disband(self) -> None:
@@ -101,15 +102,19 @@ class WorkersEngine:
             self.crew.end()
         self.crew = None
 
-    def _stamp(self, known: Sequence[tuple[Clients, Any]]) -> str:
-        """Describe by value what workers share with this process, except for the weights, which every round sends.
+    def _stamp(self, known: Known) -> str:
+        return stamp(self.model, self.plain.work.module, self.loss, known)
 
-        Data are described by how often they were changed in place, since hashing them would take longer than a round.
-        """
-        values = Values(by_shape=[*weights_of(self.model), *weights_of(self.plain.work.module)])
-        changes = [[_versions(clients.x), _versions(clients.y)] for clients, _ in known]
-        classes = [type(module) for module in self.model.modules()]  # those of the workspace's copy may be mixed with ours
-        return values.of([self.plain.work.module, classes, self.loss, [local for _, local in known], changes])
+
+def stamp(model: nn.Module, module: nn.Module, loss: Loss, known: Known) -> str:
+    """Describe by value what workers share with this process, except for the weights, which every round sends.
+
+    `module` is the copy of `model` that trains; its classes may be mixed with ours. Data are described by how often they were changed in
+    place, since hashing them would take longer than a round.
+    """
+    values = Values(by_shape=[*weights_of(model), *weights_of(module)])
+    changes = [[_versions(clients.x), _versions(clients.y)] for clients, _ in known]
+    return values.of([module, [type(layer) for layer in model.modules()], loss, [local for _, local in known], changes])
 
 
 def _runs_own_code(request: TrainRequest) -> bool:

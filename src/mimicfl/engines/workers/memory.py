@@ -19,6 +19,7 @@ from ...data.clients import Clients
 from ..interface import ClientUpdates, TrainRequest
 
 ALIGNMENT = 64  # bytes: a cache line
+FLAGS = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)  # memory that is never written to costs nothing
 Shape = tuple[str, list[int]]  # the type and the shape of a tensor
 Known = list[tuple[Clients, LocalSGD]]  # objects that the processes share since the fork
 
@@ -28,7 +29,10 @@ class Block:
 
     def __init__(self, size: int) -> None:
         self.size, self.users = size, 0
-        self.room = mmap.mmap(-1, max(size, mmap.PAGESIZE))
+        try:
+            self.room = mmap.mmap(-1, max(size, mmap.PAGESIZE), flags=FLAGS)
+        except OSError as error:
+            raise MemoryError(f"no memory for {size / 1e9:.1f} GB of client updates") from error
 
     @property
     def free(self) -> bool:
