@@ -183,7 +183,9 @@ def test_weights_of_clients_are_not_rounded_to_half_precision(kind):
     rows = torch.rand(7, 100, generator=torch.Generator().manual_seed(0)).to(kind)
     weights = torch.full((7,), 1 / 7)
     found = average_buffers({"mean": rows}, weights)["mean"]
-    assert torch.equal(found, rows.double().mean(0).to(kind))
+    exact = rows.double().mean(0)
+    low, high = (exact * (1 - 1e-6)).to(kind), (exact * (1 + 1e-6)).to(kind)  # near a tie, float32 may round to either side
+    assert ((low <= found) & (found <= high)).all()
 
 
 @pytest.mark.filterwarnings("ignore:the model has BatchNorm")
