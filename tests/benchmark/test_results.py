@@ -211,8 +211,13 @@ def test_schedules_that_resemble_no_pattern_are_refused(given, words):
 def test_commands(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["benchmark", "list"]) == 0
+    assert "tiny" in (out := capsys.readouterr().out)
+    assert "static:0.5" not in out
+    assert main(["benchmark", "list", "tiny"]) == 0
     assert "static:0.5" in capsys.readouterr().out
     assert main(["benchmark", "status"]) == 0
+    assert "not written yet" in capsys.readouterr().out
+    assert main(["benchmark", "status", "tiny"]) == 0
     assert "no plan has been written yet" in capsys.readouterr().out
     assert main(["recommend", "--part", "tiny", "--availability", "static:0.4"]) == 2
     assert "mimicfl compare --availability static:0.4" in capsys.readouterr().err

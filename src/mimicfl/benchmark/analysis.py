@@ -1,5 +1,6 @@
 """What the recorded runs show: means with intervals, which algorithm is best under a pattern, and ranks over all cells."""
 
+import functools
 import itertools
 import statistics
 from collections.abc import Mapping, Sequence
@@ -63,7 +64,12 @@ class Table:
     part: Part
     pattern: PatternCase
     entries: dict[str, Entry]
-    tests: dict[tuple[str, str], Tested]  # by (better, worse) mean
+
+    @functools.cached_property
+    def tests(self) -> dict[tuple[str, str], Tested]:
+        """All pairs of candidates, by (better, worse) mean."""
+        pairs = list(itertools.combinations(self.candidates, 2))
+        return pairwise({name: self.entries[name].by_seed() for name in self.candidates}, pairs)
 
     @property
     def complete(self) -> bool:
@@ -98,17 +104,11 @@ def analyse(part: Part, records: Path) -> list[Table]:
         entries[cell.pattern.name, cell.grid.algorithm] = Entry(
             cell.grid.algorithm, state, _final(cell, state.chosen, results), part.chance
         )
-    return [_table(part, pattern, {g.algorithm: entries[pattern.name, g.algorithm] for g in part.grids}) for pattern in part.patterns]
+    return [Table(part, pattern, {g.algorithm: entries[pattern.name, g.algorithm] for g in part.grids}) for pattern in part.patterns]
 
 
 def _final(cell: Cell, chosen: Config | None, results: Results) -> list[dict[str, Any]]:
     return [results[key] for key in cell.final(chosen) if key in results] if chosen else []
-
-
-def _table(part: Part, pattern: PatternCase, entries: dict[str, Entry]) -> Table:
-    bare = Table(part, pattern, entries, {})
-    pairs = list(itertools.combinations(bare.candidates, 2))
-    return Table(part, pattern, entries, pairwise({name: entries[name].by_seed() for name in bare.candidates}, pairs))
 
 
 def pairwise(values: Mapping[str, BySeed], pairs: Sequence[tuple[str, str]]) -> dict[tuple[str, str], Tested]:

@@ -12,7 +12,7 @@ from ..benchmark.suite import PARTS, Cell, Part, find_part
 from ..callbacks import make as make_tracker
 from ..errors import UsageError, nearest, number
 from ..problem import find_device
-from ..report.benchmark import chapter, findings, write_benchmark_report
+from ..report.benchmark import findings, overview, write_benchmark_report
 from ..settings import Experiment
 from .options import given
 from .progress import Reporter
@@ -44,17 +44,33 @@ def _cells(arguments: argparse.Namespace, part: Part) -> list[Cell]:
     ]
 
 
+def _table(*names: str) -> View:
+    """A table whose columns after the first are numbers."""
+    view = View(box=None, header_style="bold", pad_edge=False)
+    for i, name in enumerate(names):
+        view.add_column(name, justify="right" if i else "left", overflow="fold", no_wrap=not i)
+    return view
+
+
 def _list(arguments: argparse.Namespace, console: Console) -> None:
-    for part in _parts(arguments):
+    """All parts in one table; of named parts the patterns and what is tuned."""
+    if not arguments.parts:
+        view = _table("part", "patterns", "algorithms", "seeds", "runs", "")
+        view.columns[-1].justify = "left"
+        for part in PARTS.values():
+            view.add_row(part.name, *map(str, (len(part.patterns), len(part.grids), part.seeds, f"{_least_runs(part):,}", part.title)))
+        console.print(view)
+        console.print("the patterns, algorithms and what is tuned: mimicfl benchmark list PART", soft_wrap=True)
+    for part in map(find_part, arguments.parts):
         console.print(
-            f"{part.name}: {part.title}, {part.rounds} rounds, {part.seeds} seeds, at least {_least_runs(part)} runs", style="bold"
+            f"{part.name}: {part.title}, {part.rounds} rounds, {part.seeds} seeds, at least {_least_runs(part):,} runs", style="bold"
         )
         for pattern in part.patterns:
             console.print(f"  {pattern.name:14} {pattern.about}", soft_wrap=True)
             console.print(f"  {'':14} {pattern.availability}", style="dim", soft_wrap=True)
         for grid in part.grids:
             axes = "; ".join(f"{axis.name} {', '.join(f'{v:g}' for v in axis.values)}" for axis in grid.axes)
-            console.print(f"  {grid.algorithm:14} {axes}", style="dim", soft_wrap=True)
+            console.print(f"  {grid.algorithm:18} {axes}", style="dim", soft_wrap=True)
 
 
 def _least_runs(part: Part) -> int:
@@ -79,18 +95,23 @@ def _run(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _status(arguments: argparse.Namespace, console: Console) -> None:
+    """How many runs of each part are recorded; of named parts, how many of each cell, and deviations from the plan."""
     records = Path(arguments.records or RECORDS)
-    for part in _parts(arguments):
-        found = chapter(part, records)
+    if not arguments.parts:
+        view = _table("part", "recorded", "of at least", "plan")
+        for part in PARTS.values():
+            found = overview(part, records)
+            view.add_row(part.name, *(f"{number:,}" for number in found.done), found.plan)
+        console.print(view)
+        console.print("every cell, and deviations from the plan: mimicfl benchmark status PART", soft_wrap=True)
+    for part in map(find_part, arguments.parts):
+        found = overview(part, records)
         done, total = found.done
-        console.print(f"{part.name}: {done} of at least {total} runs recorded; plan {found.plan}", style="bold", soft_wrap=True)
-        view = View(box=None, header_style="bold", pad_edge=False)
-        view.add_column("pattern")
+        console.print(f"{part.name}: {done:,} of at least {total:,} runs recorded; plan {found.plan}", style="bold", soft_wrap=True)
+        view = _table("algorithm", *(table.pattern.name for table in found.tables))
         for grid in part.grids:
-            view.add_column(grid.algorithm, justify="right")
-        for table in found.tables:
-            states = [entry.state for entry in table.entries.values()]
-            view.add_row(table.pattern.name, *("done" if s.stage == "complete" else f"{s.done}/{s.total}" for s in states))
+            states = [table.entries[grid.algorithm].state for table in found.tables]
+            view.add_row(grid.algorithm, *("done" if s.stage == "complete" else f"{s.done}/{s.total}" for s in states))
         console.print(view)
         for line in found.deviations:
             console.print(f"  {line}", soft_wrap=True)

@@ -79,11 +79,13 @@ def add_training(commands: Commands) -> None:
         "mimicfl benchmark list",
         "mimicfl benchmark run digits --minutes 10",
         "mimicfl benchmark run fmnist --device cuda --processes 6",
-        "mimicfl benchmark status",
+        "mimicfl benchmark status digits",
         "mimicfl benchmark page",
     )
     p.add_argument("action", choices=["list", "run", "status", "page"])
-    p.add_argument("parts", nargs="*", help="parts of the suite; run takes one (default: all)", metavar="PART")
+    p.add_argument(
+        "parts", nargs="*", help="parts of the suite; run takes one; list and status show the cells of named parts", metavar="PART"
+    )
     p.add_argument("--patterns", nargs="+", help="run: only these availability patterns", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
     p.add_argument("--minutes", type=float, help="run: stop after this many minutes; the same command resumes", metavar="M")

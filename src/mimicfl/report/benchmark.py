@@ -35,16 +35,14 @@ CAPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Chapter:
-    """One part of the suite."""
+@dataclass
+class Overview:
+    """What is recorded of one part of the suite."""
 
     part: Part
     tables: list[Table]
-    ranks: Ranking | None
     plan: str
     deviations: list[str]
-    pictures: dict[str, Figure]
 
     @property
     def begun(self) -> bool:
@@ -57,14 +55,26 @@ class Chapter:
         return sum(state.done for state in states), sum(state.total for state in states)
 
 
+@dataclass
+class Chapter(Overview):
+    """The same with everything that a page shows."""
+
+    ranks: Ranking | None
+    pictures: dict[str, Figure]
+
+
+def overview(part: Part, records: Path) -> Overview:
+    tables, versions = analyse(part, records), plans(records, part)
+    plan = f"{versions[0]['hash']}, written {versions[0]['written'][:16]}" if versions else "not written yet"
+    return Overview(part, tables, plan, deviations(part, records, tables))
+
+
 def chapter(part: Part, records: Path) -> Chapter:
-    """What is recorded of a part."""
-    tables = analyse(part, records)
-    shown, ranks, versions = [table for table in tables if table.order], ranking(tables), plans(records, part)
+    found = overview(part, records)
+    shown, ranks = [table for table in found.tables if table.order], ranking(found.tables)
     pictures = {"means": means(shown), "curves": curves(shown)} if shown else {}
     pictures |= {"ranks": critical_difference(ranks)} if ranks else {}
-    plan = f"{versions[0]['hash']}, written {versions[0]['written'][:16]}" if versions else "not written yet"
-    return Chapter(part, tables, ranks, plan, deviations(part, records, tables), pictures)
+    return Chapter(**vars(found), ranks=ranks, pictures=pictures)
 
 
 def findings(part: Part, records: Path) -> list[Finding]:

@@ -182,7 +182,7 @@ class Experiment:
             changes["epochs"] = 5
         if self.preset == "authors":
             changes |= self._authors(str(changes.get("lr", self.lr)))
-        return dataclasses.replace(self, **changes)
+        return dataclasses.replace(self, **changes) if changes else self
 
     def _authors(self, lr: str) -> dict[str, Any]:
         """Memory in eta*g units, rates that stop decaying at 1e-5, and the script's split if the data does not define the clients."""
