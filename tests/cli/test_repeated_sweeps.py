@@ -145,12 +145,16 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
         "from pathlib import Path\nx = Path(name).readlink()",
         "import torch\nx = torch.cuda.get_device_name()",
         "import mimicfl as mf\nx = mf.availability.Explicit(name)",
+        "import mimicfl as mf\nx = mf.availability.schedule('trace: other/phones.csv', 6, 4)",
+        "import mimicfl as mf\nx = mf.availability.schedule('trace:phones', 6, 4)",
+        "import mimicfl as mf\nx = mf.datasets.load_file(name)",
         "from mimicfl.paper import records",
         "from mimicfl import metrics",
     ],
 )
 def test_doubtful_code_has_no_memo(text):
     Path("values.csv").touch()
+    Path("phones").touch()
     Path("random.py").touch()  # it may be imported instead of the library
     Path("compiled.so").touch()
     for folder in ("twice", "package"):

@@ -140,16 +140,18 @@ class TestClients:
         assert float(distances(noise, true)[2]) < 1e-6
         assert not float(distances(torch.full((1, 2), 1e-12), torch.zeros(1, 2))[0]) < 1
 
-    @pytest.mark.parametrize("row", [0, -1])
-    def test_engine_with_one_wrong_client_is_refused(self, digits, row):
+    @pytest.mark.parametrize(("row", "what"), [(0, "g"), (-1, "g"), (0, "loss")])
+    @pytest.mark.parametrize("factor", [1.001, 1.0003])
+    def test_engine_with_one_wrong_client_is_refused(self, digits, row, what, factor):
+        """Also if its error is as small as at a kink, where it would not show at all parameters, nor in the loss."""
         ref = reference(digits)
 
         class Wrong(PlainEngine):
             def train(self, requests):
                 [updates] = super().train(requests)
-                g = updates.g.clone()
-                g[row] *= 1.001
-                return [dataclasses.replace(updates, g=g)]
+                values = getattr(updates, what).clone()
+                values[row] *= factor
+                return [dataclasses.replace(updates, **{what: values})]
 
         run = ref.run
         ref.check_training(PlainEngine(run.problem.template, run.problem.clients, run.problem.loss))
@@ -316,5 +318,9 @@ def test_a_few_clients_may_differ_as_at_a_kink(digits, errors, accepted):
     true = ClientUpdates(torch.ones(m, 5), torch.ones(m), torch.ones(m))
     found.truth[0, False] = found.truth[0, True] = true  # rounding errors of the parameters change nothing
     ours = dataclasses.replace(true, g=true.g * (1 + torch.tensor(errors)[:, None]))
+    loss = dataclasses.replace(true, loss=true.loss * (1 + torch.tensor(errors)))
+    if max(errors) > found.close:
+        with pytest.raises(Unsupported, match="differs from PyTorch"):  # a kink changes gradients only
+            found._compare(loss, 0)
     with contextlib.nullcontext() if accepted else pytest.raises(Unsupported, match="differs from PyTorch"):
         found._compare(ours, 0)

@@ -1,8 +1,5 @@
 """Workers train for several rounds: as if every round had processes of its own, which start as copies of the parent."""
 
-import gc
-import os
-import signal
 from dataclasses import replace
 
 import numpy as np
@@ -27,14 +24,6 @@ def engines(model=None, loss="cross-entropy", workers=2):
 
 def pids(engine):
     return [process.pid for process in engine.crew.processes] if engine.crew else []
-
-
-def alive(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def parts(request, *clients):
@@ -150,70 +139,23 @@ def test_workers_see_samples_that_are_changed_in_place():
     assert_same(after, plain.train(asked))
 
 
-def test_a_worker_that_died_between_rounds_is_replaced():
-    engine, plain, asked = engines()
-    engine.train(asked)
-    victim = pids(engine)[0]
-    os.kill(victim, signal.SIGKILL)
-    os.waitid(os.P_PID, victim, os.WEXITED | os.WNOWAIT)
-    assert_same(engine.train(asked), plain.train(asked))
-    assert victim not in pids(engine)
+class PartlyFrozen(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.frozen = nn.Linear(64, 10), nn.Linear(64, 10).requires_grad_(False)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) + self.frozen(x.flatten(1))
 
 
-def test_after_an_error_the_next_round_has_new_workers(monkeypatch):
-    engine, plain, asked = engines()
-    engine.train(asked)
-    begun, real, parent = pids(engine), PlainEngine.train_one, os.getpid()
-    with pytest.raises(RuntimeError, match=r"(?s)worker process failed.*while training client"):
-        engine.train([replace(asked[0], eta_L="fast")])
-    assert not any(alive(pid) for pid in begun)
-
-    def crash(engine, request, row):
-        if os.getpid() != parent:
-            os._exit(3)
-        return real(engine, request, row)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(PlainEngine, "train_one", crash)
-        with pytest.raises(RuntimeError, match="exit code 3"):
-            engine.train(asked)
-    assert_same(engine.train(asked), plain.train(asked))
-
-
-def test_an_interrupted_round_leaves_no_workers(monkeypatch):
-    engine, plain, asked = engines()
-    engine.train(asked)
-    begun = pids(engine)
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("mimicfl.engines.workers.crew.Process.report", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            engine.train(asked)
-    assert not any(alive(pid) for pid in begun)
-    assert_same(engine.train(asked), plain.train(asked))
-
-
-def test_workers_end_with_their_engine():
-    engine, _, asked = engines()
-    engine.train(asked)
-    begun = pids(engine)
-    assert all(alive(pid) for pid in begun)
-    child = os.fork()  # a copy of the engine, whose end means nothing
-    if not child:
-        del engine
-        gc.collect()
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert all(alive(pid) for pid in begun)
-    gc.disable()
-    try:
-        del engine  # it does not refer to itself
-        assert not any(alive(pid) for pid in begun)
-    finally:
-        gc.enable()
+def test_workers_see_frozen_weights_that_are_changed_in_place():
+    engine, plain, asked = engines(PartlyFrozen())
+    before = engine.train(asked)
+    with torch.no_grad():
+        engine.model.frozen.weight.mul_(3)
+    after = engine.train(asked)
+    assert not torch.equal(before[0].g, after[0].g)
+    assert_same(after, plain.train(asked))
 
 
 def test_the_users_own_code_gets_new_workers_in_every_round():
@@ -243,22 +185,6 @@ def test_whole_runs_keep_their_workers_and_equal_plain(digits, monkeypatch):
     for name, value in found["plain"].buffers.items():
         torch.testing.assert_close(found["workers"].buffers[name], value)
     assert len({id(each) for each in started}) < 8
-
-
-def test_a_worker_that_dies_when_it_gets_a_job_is_named(monkeypatch):
-    engine, plain, asked = engines()
-    engine.train(asked)
-
-    def dying(self):
-        for process in self.processes:
-            os.kill(process.pid, signal.SIGKILL)
-            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(crew.Crew, "_replace_ended", dying)
-        with pytest.raises(MemoryError, match="killed"):
-            engine.train(asked)
-    assert_same(engine.train(asked), plain.train(asked))
 
 
 def test_too_much_memory_is_a_memory_error():

@@ -31,12 +31,13 @@ BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that 
 FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals open vars")
 # Names by which code of these libraries reads files, the environment, the clock or the machine.
 OUTSIDE = _words("""
-    DataSource Explicit FromFile FromTrace PackageImporter __builtins__ __dict__ __getattribute__ __loader__ __spec__ __version__ argv
-    attrgetter compare cpp_extension current_device cwd device_count environ environb exists expanduser expandvars frame from_file fromfile
-    fromregex genfromtxt get_device_capability get_device_name get_device_properties get_num_interop_threads get_num_threads getatime
-    getctime getcwd getenv getmtime getsize get_type_hints glob home hub is_available is_dir is_file is_symlink isdir isfile islink iterdir
-    lexists listdir load load_inline load_library load_state_dict_from_url load_url loadtxt lstat make mem_get_info memmap methodcaller open
-    open_memmap read read_bytes read_text read_trace readlink rglob samefile scandir stat sweep walk
+    DataSource Explicit FileOpener FromFile FromTrace NpzFile PackageImporter PyTorchFileReader __builtins__ __dict__ __getattribute__
+    __loader__ __spec__ __version__ argv attrgetter compare cpp_extension current_device cwd device_count environ environb exists
+    expanduser expandvars frame from_file fromfile fromregex genfromtxt get_device_capability get_device_name get_device_properties
+    get_num_interop_threads get_num_threads getatime getctime getcwd getenv getmtime getsize get_type_hints glob home hub is_available
+    is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_file load_inline load_library load_state_dict_from_url
+    load_url loadtxt lstat make mem_get_info memmap methodcaller open open_memmap read read_bytes read_text read_trace readlink rglob
+    samefile scandir stat sweep walk
 """)
 SYSTEM = _words("_os _sys builtins os sys")  # only their `path` is harmless
 CLOCK = _words("now today")  # np.datetime64("now")
@@ -217,11 +218,11 @@ def _last_name(node: ast.AST) -> str:
 
 
 def _names_a_file(text: str, folders: list[Path]) -> bool:
-    if not text.strip("./ "):
-        return False
-    if A_FILE.fullmatch(text):
+    """Also as a part of a spec, such as "trace: phones.csv"."""
+    parts = [part.strip(" \"'") for part in {text, *re.split("[:,=]", text)} if part.strip("./ \"'")]
+    if any(A_FILE.fullmatch(part) for part in parts):
         return True
     try:
-        return any((folder / text).exists() for folder in folders)
+        return any((folder / part).exists() for folder in folders for part in parts)
     except (OSError, ValueError):  # too long, or with a NUL
         return False

@@ -140,27 +140,36 @@ class Reference:
 
     def check_training(self, engine: Engine) -> None:
         """Compare every client's sum of gradients, loss and other vectors with plain; `engine` must train the model without dropout."""
+        kinks = torch.zeros(len(self.requests[0].active), dtype=torch.bool)
         for point, request in enumerate(self.requests):
             true = self.updates(point)
             if point and not bool(torch.isfinite(true.g).all()):
                 continue  # the model overflows at the perturbed parameters
-            self._compare(engine.train([request])[0], point)
+            found = self._compare(engine.train([request])[0], point).cpu()
+            if bool((kinks & found).any()):  # by chance, rounding does not decide for the same client at both parameters
+                raise Unsupported("its fast version differs from PyTorch for one client at all parameters tried")
+            kinks |= found
 
-    def _compare(self, ours: ClientUpdates, point: int) -> None:
+    def _compare(self, ours: ClientUpdates, point: int) -> Tensor:
+        """Return the clients that differ as at a kink, bool [m]; raise `Unsupported` if a client differs otherwise."""
         true = self.updates(point)
+        kinks = torch.zeros(len(true.g), dtype=torch.bool, device=true.g.device)
         for name, off in errors(ours, true).items():
-            if bool((off <= self.close).all()) or self._only_kinks(off):
+            if bool((off <= self.close).all()):
                 continue
             # An engine cannot be expected to be closer than plain is to itself when its parameters are perturbed by rounding.
             moved = errors(self.updates(point, rounded=True), true).get(name, torch.zeros_like(off))
-            if not bool((off <= (UNSTEADY * moved).clamp_min(self.close)).all()):
+            differ = ~(off <= (UNSTEADY * moved).clamp_min(self.close))
+            if bool(differ.any()) and not ((name == "g" or name in true.sent) and self._only_kinks(off)):
                 raise Unsupported(f"its fast version differs from PyTorch on a test batch by {100 * float(off.max()):.2g} %")
+            kinks |= differ
+        return kinks
 
     def _only_kinks(self, off: Tensor) -> bool:
-        """Return whether a few clients differ a little more than the others.
+        """Return whether the gradients of a few clients differ a little more than those of the others.
 
         Where a value lies at the kink of a ReLU, a rounding error decides about its gradient, and no two computations agree. An error of an
-        engine is larger, or shows in most clients.
+        engine is larger, or shows in most clients, or for the same client at other parameters, too.
         """
         middle = off.sort().values[len(off) // 2]  # of two clients the larger one: half of the clients are not a few
         return float(off.max()) <= min(10 * self.close, KINK) and float(middle) <= self.close / 10

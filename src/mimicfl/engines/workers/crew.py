@@ -4,7 +4,8 @@ A process is a copy of its parent at the fork, so it sees no later change of the
 one of these has changed; a worker in which one has changed (a model that counts its calls) is replaced before the next round. What a worker
 does to its copies therefore ends with the round, as if it had been forked for it.
 
-Parent and workers exchange numbers through pipes and tensors through shared memory; nothing is pickled.
+Parent and workers exchange numbers through pipes and tensors through shared memory; nothing is pickled. A crew belongs to the thread that
+began it: the system ends its workers with that thread, and a process forked from this one would write to the same memory.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import os
 import select
 import signal
 import struct
+import threading
 import traceback
 import weakref
 from collections import deque
@@ -73,8 +75,13 @@ class Crew:
         self.inputs = Block(_with_spare(first.begin + room_for(first.inputs)))
         self.results = [Block(_with_spare(room_for(first.outputs))) for _ in range(BLOCKS)]
         self.processes: list[Process] = []
-        self.rounds = 0
+        self.rounds, self.thread = 0, threading.get_native_id()  # a number that is unique among all processes
         self.end = weakref.finalize(self, _end, self.processes, os.getpid())  # called at the latest when nobody needs the crew
+
+    @property
+    def is_ours(self) -> bool:
+        """Return whether this thread began the crew."""
+        return self.thread == threading.get_native_id()
 
     def has_room(self, round: Round) -> bool:
         size = room_for(round.outputs)
@@ -120,7 +127,7 @@ class Crew:
                     give(process, waiting.popleft())
 
     def _replace_ended(self) -> None:
-        """Replace workers that ended between rounds, as they do with the thread that started them."""
+        """Replace workers that ended between rounds, as when memory ran out."""
         for process in list(self.processes):
             try:
                 ended = os.waitpid(process.pid, os.WNOHANG) != (0, 0)
@@ -138,7 +145,8 @@ class Crew:
 
     def _failure(self, process: Process, text: str) -> Exception:
         self.processes.remove(process)
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(ChildProcessError):  # programs that ignore SIGCHLD never see how their children end
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         status = process.end()
         if text:
             return RuntimeError(f"a worker process failed:\n{text}")

@@ -85,7 +85,7 @@ class WorkersEngine:
         """Return the crew of the last round if it can train these requests, else a new one."""
         crew, known = self.crew, self.crew.known if self.crew else []
         new = [(request.clients, request.local) for request in requests if index_of(known, request) < 0]
-        if not new and crew:
+        if not new and crew and crew.is_ours:
             round = Round.of(requests, known)
             if self._stamp(known) == crew.stamp and crew.has_room(round):
                 return crew, round
@@ -107,13 +107,14 @@ class WorkersEngine:
 
 
 def stamp(model: nn.Module, module: nn.Module, loss: Loss, known: Known) -> str:
-    """Describe by value what workers share with this process, except for the weights, which every round sends.
+    """Describe by value what workers share with this process, except for the trainable weights and buffers, which every round sends.
 
-    `module` is the copy of `model` that trains; its classes may be mixed with ours. Data are described by how often they were changed in
-    place, since hashing them would take longer than a round.
+    `module` is the copy of `model` that trains; its classes may be mixed with ours. Data and frozen weights are described by how often they
+    were changed in place, since hashing them would take longer than a round.
     """
     values = Values(by_shape=[*weights_of(model), *weights_of(module)])
-    changes = [[_versions(clients.x), _versions(clients.y)] for clients, _ in known]
+    frozen = [p._version for p in module.parameters() if not p.requires_grad]
+    changes = [frozen, *([_versions(clients.x), _versions(clients.y)] for clients, _ in known)]
     return values.of([module, [type(layer) for layer in model.modules()], loss, [local for _, local in known], changes])
 
 
