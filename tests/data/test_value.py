@@ -160,6 +160,16 @@ def test_different_widths_are_stored_in_the_wider_type():
     assert data.y_test.shape == (6,)
 
 
+@pytest.mark.parametrize(
+    ("given", "stored"), [(torch.float8_e4m3fn, torch.float32), (torch.float8_e5m2, torch.float32), (torch.uint16, torch.int64)]
+)
+def test_types_that_few_operations_know_are_stored_in_wider_ones(given, stored):
+    x = (torch.arange(12) % 8).view(6, 2).to(stored)
+    data = mf.Data(x.to(given), LABELS, x, LABELS)
+    assert data.x_train.dtype == stored
+    assert torch.equal(data.x_train, x)
+
+
 def test_class_counts_of_labels_per_position():
     labels = torch.tensor([[0, 1, -100], [2, 2, 2], [0, 0, 1]])
     data = mf.Data(torch.zeros(3, 3), labels, torch.zeros(3, 3), labels)

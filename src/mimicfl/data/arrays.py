@@ -11,6 +11,7 @@ from ..errors import UsageError, first_line, integer, number, plain, shown
 
 # Tensors that belong to a Data. Other Data objects may share them, since all detect changes; any other tensor is copied.
 _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # stored as int64, as arrays of these types are
 EXACT = 2**53  # up to here float64 holds every integer
 
 
@@ -39,8 +40,12 @@ def _copied(value: Tensor, name: str) -> Tensor:
         raise UsageError(f"{wanted}, got one on the meta device, which holds no values")
     if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_nested:
         raise UsageError(f"{wanted}, got {value.dtype} in layout {value.layout}")
+    if value.dtype in UNSIGNED:
+        return _from_array(value.detach().cpu().numpy(), name)
+    # Few operations of PyTorch know numbers of one byte; float32 holds them exactly.
+    dtype = torch.float32 if value.is_floating_point() and value.dtype.itemsize == 1 else value.dtype
     try:
-        return torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
+        return torch.empty(value.shape, dtype=dtype).copy_(value.detach())
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise UsageError(f"{wanted} whose values can be read: {first_line(error)}") from None
 
