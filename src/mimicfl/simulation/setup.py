@@ -32,6 +32,8 @@ def set_up(problem: Problem, given: Mapping[str, Any]) -> Run:
     run = Run(problem, server, chosen, schedule, **arguments_of(Run, given))
     if trait(server.algorithm, "needs_participation_rates"):
         _give_rates(run)
+    if run.versions is not None:  # before a folder is made
+        run.versions.check(run.server.request(0, np.array([0])))
     return run
 
 
