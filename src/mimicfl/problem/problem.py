@@ -180,6 +180,8 @@ def own_test_samples(data: Data, split: list[np.ndarray], given: Any, criterion:
             raise UsageError(
                 f"test_split has {len(parts)} clients but the split has {len(split)}; give one array per client, or an empty one"
             )
+        if not any(map(len, parts)):
+            raise UsageError("test_split gives no client a test sample; leave it out, or give at least one client some")
     known = criterion.client_metric is not None if isinstance(criterion, LearningTask) else bool(data.num_classes)
     if not known and given is not None:
         raise UsageError("test_split needs a metric per client: give a task, such as 'regression', or metrics such as accuracy or rmse")
