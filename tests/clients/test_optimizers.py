@@ -40,6 +40,7 @@ CASES = {
     ),
     "rmsprop": ({"optimizer": torch.optim.RMSprop}, lambda p, lr: torch.optim.RMSprop(p, lr=lr)),
     "factory": ({"optimizer": radam}, radam),
+    "adafactor": ({"optimizer": torch.optim.Adafactor}, lambda p, lr: torch.optim.Adafactor(p, lr=lr)),  # matrices and vectors differ
 }
 STACKED = ["nesterov", "adam", "adamw"]
 

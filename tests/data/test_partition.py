@@ -198,3 +198,13 @@ def test_invalid_ids_raise_usage_error():
         with pytest.raises(mf.UsageError, match="id"):
             partition.by_ids(ids)
     assert [part.tolist() for part in partition.by_ids(np.array(["b", "a"], dtype=object))] == [[1], [0]]
+
+
+@pytest.mark.parametrize("hole", [None, float("nan"), np.nan])
+@pytest.mark.parametrize("kind", [list, lambda ids: np.array(ids, dtype=object)])
+def test_ids_with_holes_or_of_several_kinds_are_refused(kind, hole):
+    """NumPy would make nan a client of that name, and the number 1 the client "1"."""
+    with pytest.raises(mf.UsageError, match="None or nan"):
+        partition.by_ids(kind(["a", hole, "b"]))
+    with pytest.raises(mf.UsageError, match="not of both"):
+        partition.by_ids(kind(["1", 1, "b"]))

@@ -19,10 +19,22 @@ class Sentences(Dataset):
         self.n, self.writers = n, writers
 
     def __len__(self):
+        if self.n is None:
+            raise NotImplementedError
         return self.n
 
     def __getitem__(self, k):
         return {"tokens": torch.arange(k % 3 + 1), "label": k % 2, "writer": self.writers[k % len(self.writers)]}
+
+
+class NotAvailable:
+    """Like `pandas.NA`, which is neither true nor false."""
+
+    def __ne__(self, other):
+        return self
+
+    def __bool__(self):
+        raise TypeError("ambiguous")
 
 
 def padded(samples):
@@ -62,6 +74,19 @@ class TestTorch:
         assert data.y_train.tolist() == [each["tags"] for each in samples]
         assert data.x_test["ids"].tolist() == [samples[0]["ids"]]
 
+    def test_lists_of_lists_are_matrices(self):
+        samples = [{"image": [[k, 1], [2, 3]], "label": k} for k in range(2)]
+        data = mf.Data.from_datasets(samples, samples[:1], targets="label")
+        assert data.x_train["image"].tolist() == [each["image"] for each in samples]
+        assert data.x_test["image"].shape == (1, 2, 2)
+
+    def test_a_list_in_a_pair_is_one_input(self):
+        samples = [([0.5, 1.0, k], k) for k in range(2)]
+        data = mf.Data.from_datasets(samples, samples)
+        assert data.x_train.tolist() == [x for x, _ in samples]
+        several = mf.Data.from_datasets([((1.0, 2.0), 0)], [((1.0, 2.0), 0)])  # a tuple holds several inputs
+        assert len(several.x_train) == 2
+
     def test_a_run_on_it(self):
         data = mf.Data.from_datasets(TensorDataset(X, Y), TensorDataset(X, Y))
         assert mf.simulate(nn.Linear(2, 3), data, [np.arange(5), np.arange(5, 10)], rounds=1).rows[0]["test_loss"] > 0
@@ -83,6 +108,12 @@ class TestTorch:
             ([{"text": "a", "label": 0}], {"targets": "label"}, r"train\['text'\] must hold numbers"),
             ([{"a": X[0], "label": 0}, {"a": X[0], "b": X[0], "label": 0}], {"targets": "label"}, "'b' is missing"),
             (TensorDataset(X, Y), {"targets": "label"}, "not dicts"),
+            (Sentences(2, writers=[NotAvailable()]), {"collate": padded, "targets": "label", "client": "writer"}, "without a client"),
+            (Sentences(2, writers=[torch.ones(2)]), {"collate": padded, "targets": "label", "client": "writer"}, "one number or string"),
+            (Sentences(2, writers=["a", 1]), {"collate": padded, "targets": "label", "client": "writer"}, "not of both"),
+            ([{"label": 0}], {"targets": "label"}, "nothing besides label"),
+            ({"a": X[0]}, {}, "sample 0 of train cannot be read: KeyError"),
+            (Sentences(None), {}, "no length"),
         ],
     )
     def test_mistakes_are_named(self, train, options, words):

@@ -134,7 +134,8 @@ LABELS = np.array([0, 1, 2, 0, 1, 2])
         ({"augment": lambda x: x}, "augment must be True or False"),
         ({"augment": 1}, "augment must be True or False"),
         ({"ids": [0, 1]}, "one id per training sample"),
-        ({"ids": [None] * 6}, "ids must be"),
+        ({"ids": [None] * 6}, "ids must have a value"),
+        ({"ids": [object()] * 6}, "ids must be"),
         ({"optimum": np.zeros((3, 1))}, "optimum must be a vector"),
         ({"mean": (1, 2)}, "mean must have one value"),
         ({"std": "1"}, "std must be a number"),
@@ -158,6 +159,16 @@ def test_different_widths_are_stored_in_the_wider_type():
     assert torch.equal(data.x_test, torch.from_numpy(x))
     assert data.y_train.dtype == data.y_test.dtype == torch.int64
     assert data.y_test.shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("given", "stored"), [(torch.float8_e4m3fn, torch.float32), (torch.float8_e5m2, torch.float32), (torch.uint16, torch.int64)]
+)
+def test_types_that_few_operations_know_are_stored_in_wider_ones(given, stored):
+    x = (torch.arange(12) % 8).view(6, 2).to(stored)
+    data = mf.Data(x.to(given), LABELS, x, LABELS)
+    assert data.x_train.dtype == stored
+    assert torch.equal(data.x_train, x)
 
 
 def test_class_counts_of_labels_per_position():

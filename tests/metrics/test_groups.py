@@ -147,6 +147,7 @@ class TestRuns:
             ({"test_split": [[0], [1]]}, "2 clients but the split has 4"),
             ({"test_split": [[0], [1], [2], [24]]}, "24 test samples"),
             ({"test_split": 5}, "list of arrays"),
+            ({"test_split": [[], [], [], []]}, "gives no client a test sample"),
             ({"test_split": [[0]] * 4, "metrics": ["macro-f1"]}, "metric per client"),
         ],
     )

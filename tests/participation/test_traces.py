@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -140,6 +141,14 @@ def test_times_in_another_unit_are_refused(small, tmp_path, options):
     assert av.schedule(f"trace:{tmp_path / 'hours.csv'},wrap=false,round=1e300", 500, 1).sum() == 0
 
 
+def test_files_may_begin_with_a_byte_order_mark(small, tmp_path):
+    """As spreadsheets write them."""
+    (tmp_path / "t.csv").write_text("\ufeff" + Path(small).read_text(encoding="utf-8"), encoding="utf-8")
+    assert av.read_trace(tmp_path / "t.csv").names == av.read_trace(small).names
+    (tmp_path / "schedule.csv").write_text("\ufeff1,0\n0,1\n", encoding="utf-8")
+    assert av.schedule(f"explicit:{tmp_path / 'schedule.csv'}", 2, 2).tolist() == [[True, False], [False, True]]
+
+
 def test_csv_without_pandas(small, monkeypatch):
     with_it = av.read_trace(small)
     monkeypatch.setitem(sys.modules, "pandas", None)
@@ -252,6 +261,7 @@ def test_bad_traces_are_refused(tmp_path, text, words):
         ('{"0": {"messages": "yesterday\\tscreen_on"}}', "begin with a time"),
         ('{"0": {"ready_time": [[1]], "trace_start": 0, "trace_end": 5}}', "must have numbers"),
         ('{"0": {"ready_time": [[3, 1]], "trace_start": 0, "trace_end": 5}}', "ends before it starts"),
+        (f'{{"0": {{"ready_time": [[1, 3]], "trace_start": 0, "trace_end": {10**400}}}}}', "must have numbers"),
     ],
 )
 def test_bad_json_is_refused(tmp_path, text, words):
@@ -266,6 +276,8 @@ def test_bad_json_is_refused(tmp_path, text, words):
         ([], "per device"),
         ({1: {"active": [1]}}, "lists of numbers"),
         ({1: {"active": [1], "inactive": [], "finish_time": 5}}, "as many of both"),
+        ({1: {"active": [1], "inactive": [2], "finish_time": 10**400}}, "lists of numbers"),
+        ({1: {"active": [6], "inactive": [8], "finish_time": 5}}, "from 6 to 8, which ends after the trace's period"),
     ],
 )
 def test_bad_fedscale_traces_are_refused(tmp_path, data, words):

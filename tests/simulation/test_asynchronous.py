@@ -325,6 +325,7 @@ def test_mimic_converges_to_the_optimum_of_all_clients_where_fedbuff_does_not():
         ({"asynchronous": 9}, "more arrivals than"),
         ({"asynchronous": 2, "speed": "none"}, "take time"),
         ({"asynchronous": 2, "deadline": 50.0}, "no deadline"),
+        ({"asynchronous": 2, "deadline": 0.001}, "no deadline"),
         ({"asynchronous": 2, "select": "uniform:3"}, "no selection"),
         ({"concurrency": 2}, "asynchronous=10"),
         ({"asynchronous": 2, "algorithm": "scaffold"}, "cannot train asynchronously"),
@@ -336,3 +337,10 @@ def test_mimic_converges_to_the_optimum_of_all_clients_where_fedbuff_does_not():
 def test_mistakes_raise_usage_error(given, words):
     with pytest.raises(mf.UsageError, match=words):
         mf.run(mf.Experiment(**BASE | given))
+
+
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedawe"])
+def test_algorithms_that_cannot_train_asynchronously_leave_no_folder(digits, tmp_path, algorithm):
+    with pytest.raises(mf.UsageError, match="cannot train asynchronously"):
+        mf.simulate(**digits, algorithm=algorithm, rounds=2, speed=50, asynchronous=2, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -229,3 +229,45 @@ def test_an_algorithm_without_aggregate_is_refused(digits):
 
     with pytest.raises(mf.UsageError, match="aggregate"):
         mf.simulate(**digits, algorithm=Empty(), rounds=1)
+
+
+@pytest.mark.filterwarnings("ignore:the model has BatchNorm")
+class TestBatchesThatTheModelRefuses:
+    """They are found before training, although the first samples are fine."""
+
+    def run(self, model, x, y, split, **given):
+        def told(row, total):
+            raise AssertionError("a round was trained")
+
+        return mf.simulate(model, mf.Data(x, y, x[:8], y[:8]), split, rounds=2, progress=told, **given)
+
+    @pytest.mark.parametrize("engine", ["plain", "auto"])
+    @pytest.mark.parametrize(("sizes", "client"), [((16, 17), 1), ((32, 1), 1)], ids=["last batch", "only sample"])
+    def test_a_batch_of_one_sample_for_batch_norm(self, engine, sizes, client):
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        x, y = torch.randn(33, 4), torch.arange(33) % 3
+        with pytest.raises(mf.UsageError, match=f"batch of one sample, which client {client} has with {sizes[1]} sample"):
+            self.run(model, x, y, [np.arange(sizes[0]), np.arange(sizes[0], 33)], engine=engine)
+
+    def test_trying_it_leaves_the_statistics_alone(self):
+        model = nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(4, 3))  # four values per channel
+        x, y = torch.randn(33, 4), torch.arange(33) % 3
+        split = [np.arange(16), np.arange(16, 33)]
+        never = mf.simulate(model, mf.Data(x, y, x, y), split, availability="static:0", rounds=1)
+        assert never.buffers["1.running_mean"] == 0
+        once = mf.simulate(model, mf.Data(x, y, x, y), split, rounds=1)
+        assert once.buffers["1.num_batches_tracked"] == 2
+        alone = mf.availability.Explicit(np.array([[True, False]]))  # a client that never trains needs no batch
+        flat = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+        assert len(mf.simulate(flat, mf.Data(x, y, x, y), split, availability=alone, rounds=1).rows) == 1
+
+    @pytest.mark.parametrize("part", ["x_train", "x_test"])
+    @pytest.mark.parametrize("token", [-1, 10])
+    def test_a_token_out_of_range(self, part, token):
+        model = nn.Sequential(nn.Embedding(10, 4), nn.Flatten(), nn.Linear(8, 3))
+        tokens, y = torch.arange(40).view(20, 2) % 10, torch.arange(20) % 3
+        wrong = tokens.clone()
+        wrong[17, 1] = token
+        x = {"x_train": tokens, "x_test": tokens, part: wrong}
+        with pytest.raises(mf.UsageError, match=f"does not accept {part}, whose numbers reach from .*{token}"):
+            mf.simulate(model, mf.Data(x["x_train"], y, x["x_test"], y), [np.arange(10), np.arange(10, 20)], rounds=1)

@@ -58,6 +58,12 @@ def test_power_of_choice_selects_clients_with_large_losses(digits):
     assert torch.equal(same.params, history.params)
 
 
+@pytest.mark.parametrize("asked", [[-1], [1000], [0.5], 3])
+def test_losses_of_clients_that_do_not_exist_are_refused(digits, asked):
+    with pytest.raises(mf.UsageError, match="client numbers from 0 to"):
+        mf.simulate(**digits, rounds=1, local=mf.LocalSGD(steps=1), select=lambda c: c.available[: len(c.losses(asked))], engine="plain")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "given", [{"select": "power-of-choice:2"}, {"select": "over-select:2,1.5", "speed": "lognormal:50,1"}, {"speed": "50", "deadline": 9.0}]

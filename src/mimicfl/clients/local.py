@@ -20,10 +20,11 @@ class Local(LocalSGD):
 
     optimizer       "sgd", "adam", "adamw", a spec such as "adamw:betas=[0.9,0.99]", or a factory of any torch.optim optimizer, called as
                     optimizer(parameters, lr=...): `torch.optim.RMSprop`, or a function
-    nesterov        Nesterov's momentum, for SGD with `momentum` betas, eps      of Adam and AdamW weight_decay    of AdamW is decoupled
-    from the gradient, as in PyTorch, but 0 by default lr_multipliers  local learning rates per parameter: {"head.*": 10, "*.bias": 0}
-    multiplies the rate of the parameters whose name matches;
-                    the first pattern that matches applies
+    nesterov        Nesterov's momentum, for SGD with `momentum`
+    betas, eps      of Adam and AdamW
+    weight_decay    of AdamW is decoupled from the gradient, as in PyTorch, but 0 by default
+    lr_multipliers  local learning rates per parameter: {"head.*": 10, "*.bias": 0} multiplies the rate of the parameters whose name
+                    matches; the first pattern that matches applies
     loop            a function that replaces the local steps, see `mimicfl.clients.loop`
 
     Every optimizer restarts from zero in every round.

@@ -89,13 +89,14 @@ def check_local(local: LocalSGD, work: Workspace) -> None:
     """Raise a `UsageError` if the local training does not fit the model: patterns that match nothing, optimizers that cannot step."""
     factors = multipliers(work.module, local.lr_multipliers)
     if callable(local.optimizer):
-        check_factory(local.optimizer, work.w, work.sizes, factors)
+        check_factory(local.optimizer, work.w, [p.shape for p in work.parameters], factors)
 
 
 def rule_of(local: LocalSGD, work: Workspace, eta_L: float) -> Rule | None:
     """Return how a client makes steps from gradients; None if a step is the gradient itself."""
     if callable(local.optimizer):
-        return TorchRule(local.optimizer, work.w, work.sizes, multipliers(work.module, local.lr_multipliers), eta_L)
+        shapes = [p.shape for p in work.parameters]
+        return TorchRule(local.optimizer, work.w, shapes, multipliers(work.module, local.lr_multipliers), eta_L)
     return local.rule or (Momentum(local.momentum) if local.momentum else None)
 
 

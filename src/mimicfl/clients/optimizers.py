@@ -17,6 +17,7 @@ from ..registry import Registry
 
 OPTIMIZERS: Registry[dict[str, Any]] = Registry("optimizer", ("optimizer",))
 BETAS, EPS = (0.9, 0.999), 1e-8
+Shapes = Sequence[torch.Size]  # of the trainable parameters
 
 
 class Rule(Protocol):
@@ -115,13 +116,15 @@ class TorchRule:
 
     slots: ClassVar[int] = 0
 
-    def __init__(self, factory: Callable[..., Any], w: Tensor, sizes: Sequence[int], multipliers: Sequence[float], lr: float) -> None:
+    def __init__(self, factory: Callable[..., Any], w: Tensor, shapes: Shapes, multipliers: Sequence[float], lr: float) -> None:
         self.lr = lr
         self.w = w.detach().to(torch.float64, copy=True)
         self.grad = torch.zeros_like(self.w)
-        parameters = [nn.Parameter(part) for part in self.w.split(list(sizes))]
-        for p, part, grad in zip(parameters, self.w.split(list(sizes)), self.grad.split(list(sizes)), strict=True):
-            p.data, p.grad = part, grad
+        sizes = [shape.numel() for shape in shapes]
+        # In their own shapes: Adafactor and Muon treat matrices differently from vectors.
+        parameters = [nn.Parameter(part.view(shape)) for part, shape in zip(self.w.split(sizes), shapes, strict=True)]
+        for p, part, grad in zip(parameters, self.w.split(sizes), self.grad.split(sizes), strict=True):
+            p.data, p.grad = part.view(p.shape), grad.view(p.shape)
         groups = [{"params": [p], "lr": lr * factor} for p, factor in zip(parameters, multipliers, strict=True)]
         self.optimizer = factory(groups if set(multipliers) != {1.0} else parameters, lr=lr)
 
@@ -132,11 +135,11 @@ class TorchRule:
         return ((before - self.w) / self.lr).to(h.dtype)
 
 
-def check_factory(factory: Callable[..., Any], w: Tensor, sizes: Sequence[int], multipliers: Sequence[float]) -> None:
+def check_factory(factory: Callable[..., Any], w: Tensor, shapes: Shapes, multipliers: Sequence[float]) -> None:
     """Raise a `UsageError` unless the factory makes an optimizer that can take a step with a given gradient."""
     name = getattr(factory, "__name__", type(factory).__name__)
     try:
-        rule = TorchRule(factory, w, sizes, multipliers, 1e-3)
+        rule = TorchRule(factory, w, shapes, multipliers, 1e-3)
     except Exception as error:
         raise UsageError(f"optimizer {name} cannot be made with (parameters, lr=...): {first_line(error)}") from error
     if not isinstance(rule.optimizer, torch.optim.Optimizer):

@@ -11,6 +11,7 @@ from ..errors import UsageError, first_line, integer, number, plain, shown
 
 # Tensors that belong to a Data. Other Data objects may share them, since all detect changes; any other tensor is copied.
 _HELD: "weakref.WeakValueDictionary[int, Tensor]" = weakref.WeakValueDictionary()
+UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # stored as int64, as arrays of these types are
 EXACT = 2**53  # up to here float64 holds every integer
 
 
@@ -39,8 +40,12 @@ def _copied(value: Tensor, name: str) -> Tensor:
         raise UsageError(f"{wanted}, got one on the meta device, which holds no values")
     if value.layout != torch.strided or value.is_complex() or value.is_quantized or value.is_nested:
         raise UsageError(f"{wanted}, got {value.dtype} in layout {value.layout}")
+    if value.dtype in UNSIGNED:
+        return _from_array(value.detach().cpu().numpy(), name)
+    # Few operations of PyTorch know numbers of one byte; float32 holds them exactly.
+    dtype = torch.float32 if value.is_floating_point() and value.dtype.itemsize == 1 else value.dtype
     try:
-        return torch.empty(value.shape, dtype=value.dtype).copy_(value.detach())
+        return torch.empty(value.shape, dtype=dtype).copy_(value.detach())
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise UsageError(f"{wanted} whose values can be read: {first_line(error)}") from None
 
@@ -78,11 +83,34 @@ def labels_of(values: Any, name: str) -> np.ndarray:
         array = np.array(array.tolist()) if array.dtype.kind == "O" else array
     except Exception:  # the conversion of a custom object may raise anything
         raise UsageError(f"{name} must be an array of numbers or strings, got {shown(values)}") from None
+    if array.dtype.kind in "OUS":
+        _check_strings(values, name)
     if array.dtype.kind not in "biufUS" or np.ma.isMaskedArray(values):
         raise UsageError(f"{name} must be an array of numbers or strings without masks, got {type(values).__name__} of {array.dtype}")
     if array.dtype.kind == "f" and not bool((np.abs(array) < EXACT).all()):  # nan, or integers of any size in a list with negative ones
         raise UsageError(f"{name} must be finite and, as real numbers, below 2^53, or different ones would be equal; give strings instead")
     return array
+
+
+def _check_strings(values: Any, name: str) -> None:
+    """NumPy turns numbers among strings into strings: nan would be a client of that name, and 1 the client "1"."""
+    if getattr(getattr(values, "dtype", None), "kind", "O") in "US":
+        return
+    entries = np.asarray(values, dtype=object).reshape(-1).tolist()
+    if any(map(is_missing, entries)):
+        raise UsageError(f"{name} must have a value for every sample, but some are None or nan; fill them in or drop these samples")
+    if len({next((kind for kind in (str, bytes) if isinstance(each, kind)), object) for each in entries}) > 1:
+        raise UsageError(f"{name} must be an array of numbers or of strings, not of both; convert them first")
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is None, nan, or pandas's mark for a missing one."""
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pandas.NA is neither true nor false
+        return True
+    except (ValueError, RuntimeError):  # an array or a tensor
+        return False
 
 
 def channels(name: str, value: Any, count: int) -> tuple[float, ...]:

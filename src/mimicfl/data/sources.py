@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ..errors import UsageError, first_line, nearest, shown
+from .arrays import is_missing
 from .samples import count, named
 
 AT_ONCE = 1024  # samples per call of collate
@@ -35,7 +36,7 @@ def _collated(dataset: Any, name: str, collate: Collate | None, targets: Any, cl
         if collate is None:
             _check_entries(samples, name)
         try:
-            batch = (collate or default_collate)(samples)
+            batch = collate(samples) if collate else default_collate([_with_vectors(sample) for sample in samples])
         except Exception as error:  # the user's code may raise anything
             how = "collate" if collate else "joining the samples"
             raise UsageError(f"{how} fails on samples of {name}: {first_line(error)}; pad them to one length, or pass a collate") from error
@@ -50,14 +51,28 @@ def _collated(dataset: Any, name: str, collate: Collate | None, targets: Any, cl
 def _in_batches(dataset: Any, name: str) -> Iterator[list[Any]]:
     try:
         size = len(dataset)
-    except TypeError:
+    except (TypeError, NotImplementedError):
         raise UsageError(
             f"{name} has no length: mimicfl needs map-style datasets, with __len__ and __getitem__; read an iterable one into a list first"
         ) from None
     if not size:
         raise UsageError(f"{name} is empty: give at least one sample")
     for begin in range(0, size, AT_ONCE):
-        yield [dataset[k] for k in range(begin, min(begin + AT_ONCE, size))]
+        yield [_sample(dataset, k, name) for k in range(begin, min(begin + AT_ONCE, size))]
+
+
+def _sample(dataset: Any, k: int, name: str) -> Any:
+    try:
+        return dataset[k]
+    except Exception as error:  # the user's code may raise anything
+        raise UsageError(f"sample {k} of {name} cannot be read: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _with_vectors(sample: Any) -> Any:
+    """A pair whose lists of numbers are vectors: torch collates them position by position, as if every number were an input."""
+    if not isinstance(sample, (tuple, list)):
+        return sample
+    return tuple(np.array(each) if isinstance(each, list) and each and isinstance(each[0], (int, float, list)) else each for each in sample)
 
 
 def _check_entries(samples: list[Any], name: str) -> None:
@@ -75,8 +90,10 @@ def _client_of(sample: Any, client: str, name: str) -> Any:
 
 
 def _id(value: Any, client: str) -> Any:
-    found = value.item() if isinstance(value, (Tensor, np.generic)) else value
-    if found is None or found != found:  # None or nan
+    if isinstance(value, (Mapping, list, tuple)) or (isinstance(value, (Tensor, np.ndarray)) and len(value.reshape(-1)) != 1):
+        raise UsageError(f"the client column {client!r} must hold one number or string per sample, got {shown(value)}")
+    found = value.item() if isinstance(value, (Tensor, np.ndarray, np.generic)) else value
+    if is_missing(found):
         raise UsageError(f"the client column {client!r} has samples without a client; fill them in or drop these samples")
     return found
 
@@ -89,7 +106,9 @@ def _pair(batch: Any, targets: Any, name: str) -> tuple[Any, Any]:
         batch = _entries(batch, name)
         y = _columns(batch, targets)
         wanted = [targets] if isinstance(targets, str) else list(targets)
-        return {key: value for key, value in batch.items() if key not in wanted}, y
+        if not (x := {key: value for key, value in batch.items() if key not in wanted}):
+            raise UsageError(f"the samples of {name} hold nothing besides {' and '.join(wanted)}; add the inputs of the model")
+        return x, y
     if targets is not None:
         raise UsageError(f"targets={shown(targets)} names an entry of a dict, but the samples of {name} are not dicts")
     if not isinstance(batch, (list, tuple)) or len(batch) < 2:
@@ -106,13 +125,18 @@ def _entries(x: Any, name: str) -> Any:
 
 
 def _as_tensor(value: Any, name: str) -> Tensor:
-    """One entry of a batch. Torch collates samples that are lists of numbers to a list with one tensor per position."""
+    """One entry of a batch. Torch collates samples that are lists, also of lists, to a list with one entry per position."""
     try:
-        if isinstance(value, list) and value and all(isinstance(each, Tensor) for each in value):
-            return torch.stack(value, dim=1)
-        return torch.as_tensor(value)
+        return _stacked(value)
     except Exception as error:  # text and other objects
         raise UsageError(f"{name} must hold numbers: {first_line(error)}; convert them in the dataset, or pass a collate") from None
+
+
+def _stacked(value: Any) -> Tensor:
+    """Lists of tensors [B] as one tensor [B, positions, ...]."""
+    if isinstance(value, list) and value and all(isinstance(each, (Tensor, list)) for each in value):
+        return torch.stack([_stacked(each) for each in value], dim=1)
+    return torch.as_tensor(value)
 
 
 def _joined(batches: list[Any], name: str) -> Any:

@@ -126,7 +126,7 @@ class FromFile(Distribution):
         if not self.file:
             raise UsageError("name a file, as in file:speeds.csv")
         try:
-            lines = Path(self.file).read_text(encoding="utf-8").splitlines()
+            lines = Path(self.file).read_text(encoding="utf-8-sig").splitlines()
             return np.array([float(line.strip().rstrip(",")) for line in lines if line.strip() and not line.startswith("#")])
         except (OSError, ValueError) as error:
             raise UsageError(f"cannot read one number per line from {shown(self.file)}: {error}") from None

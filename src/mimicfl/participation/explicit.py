@@ -68,7 +68,7 @@ def _read(source: str | Path) -> Any:
     try:
         if file.suffix == ".npy":
             return np.asarray(np.load(file, allow_pickle=False))
-        text = file.read_text(encoding="utf-8")
+        text = file.read_text(encoding="utf-8-sig")
         if file.suffix == ".json":
             return json.loads(text)
         rows = [line.replace(",", " ").split() for line in text.splitlines() if line.strip() and not line.startswith("#")]

@@ -89,9 +89,9 @@ def participation(
     buffered: Buffered | None = None,
 ) -> Participation:
     """Which clients take part in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
-    stages.check(num_clients)
     if buffered is not None:
         return _asynchronous(buffered, pattern, stages, num_clients, seed, class_counts, _steps(rounds, uploads, uploads_per_round))
+    stages.check(num_clients)
     if uploads is not None and stages.selection.needs_model and stages.limit is not None:
         raise UsageError(
             "with a deadline and a selection that depends on the model, the uploads are not known in advance; give rounds instead"

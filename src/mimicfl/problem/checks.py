@@ -10,7 +10,7 @@ from ..clients.losses import Loss, cross_entropy, mse
 from ..data.clients import Holdout
 from ..data.convert import check_counted, classes_without, same_shape
 from ..data.dataset import Data
-from ..data.samples import Samples, count, forward, rows, shapes, tensors
+from ..data.samples import Samples, count, forward, named, rows, shapes, tensors
 from ..errors import UsageError, first_line
 from ..metrics.evaluate import counted_targets, ignored_by
 from ..tasks import LearningTask
@@ -143,6 +143,23 @@ def check_inputs(module: nn.Module, x: Samples) -> None:
     except Exception as error:
         raise UsageError(f"the model does not accept a batch that transform returns ({shapes(x)}): {first_line(error)}") from error
     module.train()
+
+
+def check_whole_numbers(module: nn.Module, x: Samples, name: str, data: Data, dtype: torch.dtype, used: Tensor) -> None:
+    """Try the samples with the largest and the smallest whole number of each input: an embedding refuses numbers out of its range."""
+    for entry, values in named(x, name).items():
+        if values.is_floating_point() or values.dtype in (torch.bool, torch.uint8) or not values.numel():
+            continue
+        each = values.reshape(len(values), -1)
+        high, low = used[each.amax(dim=1)[used].argmax()], used[each.amin(dim=1)[used].argmin()]
+        try:
+            with torch.no_grad():
+                forward(module.eval(), data.inputs(rows(x, torch.stack([high, low])), dtype))
+        except Exception as error:
+            reach = f"{int(each[low].min())} to {int(each[high].max())}"
+            raise UsageError(f"the model does not accept {entry}, whose numbers reach from {reach}: {first_line(error)}") from error
+        finally:
+            module.train()
 
 
 def check_outputs(output: Tensor, y: Tensor, loss: Loss) -> None:

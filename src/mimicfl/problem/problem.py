@@ -22,7 +22,7 @@ from ..metrics.groups import COLUMNS as CLIENT_COLUMNS
 from ..settings import check
 from ..tasks import LearningTask, Metric
 from ..tasks.metrics import Accuracy
-from .checks import check_inputs, check_model
+from .checks import check_inputs, check_model, check_whole_numbers
 
 MOST_OUTPUTS = 2**24  # numbers that an evaluation holds at a time
 
@@ -79,6 +79,9 @@ class Problem:
         _check_local(local, workspace, len(parts))
         clients, test = Clients(data, parts, where, workspace.input_dtype), Holdout(data, where, workspace.input_dtype)
         test.slice_size = min(test.slice_size, slice_for(check_model(workspace.module, test, data, criterion)))
+        used = torch.from_numpy(np.concatenate(parts)).to(where)
+        check_whole_numbers(workspace.module, clients.x, "x_train", data, workspace.input_dtype, used)
+        check_whole_numbers(workspace.module, test.x, "x_test", data, workspace.input_dtype, torch.arange(len(test), device=where))
         if data.transform is not None:
             check_inputs(workspace.module, check_transform(data.transform, clients.inputs(slice(2))))
         sizes = clients.sizes if check("weighting", weighting) == "samples" else np.ones(len(parts))
@@ -177,6 +180,8 @@ def own_test_samples(data: Data, split: list[np.ndarray], given: Any, criterion:
             raise UsageError(
                 f"test_split has {len(parts)} clients but the split has {len(split)}; give one array per client, or an empty one"
             )
+        if not any(map(len, parts)):
+            raise UsageError("test_split gives no client a test sample; leave it out, or give at least one client some")
     known = criterion.client_metric is not None if isinstance(criterion, LearningTask) else bool(data.num_classes)
     if not known and given is not None:
         raise UsageError("test_split needs a metric per client: give a task, such as 'regression', or metrics such as accuracy or rmse")

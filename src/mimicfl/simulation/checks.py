@@ -1,15 +1,41 @@
-"""A run's learning rates, checked before its first round."""
+"""A run's batches, units and learning rates, checked before its first round."""
 
 import warnings
 
 import numpy as np
+import torch
+from torch import nn
 
 from ..algorithms import trait
 from ..algorithms.server import Server
 from ..clients.lr import check_certificate, theory
+from ..data.samples import forward
 from ..errors import UsageError
 from ..problem import Problem
+from ..text import counted
 from ..theory.rounds import Rounds
+
+
+def check_single_samples(problem: Problem, available: np.ndarray) -> None:
+    """Try a batch of one sample in training, if a client that is ever available has one: BatchNorm needs several values per channel."""
+    local, work, clients = problem.local, problem.workspace, problem.clients
+    if local.loop is not None or not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in work.module.modules()):
+        return
+    alone = (c for c in np.flatnonzero(available.any(axis=0)).tolist() if 1 in local.batch_sizes(int(clients.sizes[c]), c))
+    if (client := next(alone, None)) is None:
+        return
+    before = work.buffers()
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []):
+            forward(work.module.train(), clients.inputs(torch.from_numpy(clients.split[client][:1]).to(problem.device)))
+    except Exception as error:
+        size = f"{counted(int(clients.sizes[client]), 'sample')} and batch_size={local.batch_size}"
+        raise UsageError(
+            f"the model's BatchNorm cannot train on a batch of one sample, which client {client} has with {size}; choose another "
+            "batch_size or split, or GroupNorm"
+        ) from error
+    finally:
+        work.load(work.w.clone(), before)
 
 
 def check_units(problem: Problem, server: Server) -> None:

@@ -17,7 +17,7 @@ from ..algorithms.server import ClientUpdates, Server
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
 from ..clients import params
 from ..engines.interface import TrainRequest
-from ..errors import Diverged
+from ..errors import Diverged, UsageError, shown
 from ..files import is_scratch
 from ..fingerprint import Fingerprint
 from ..metrics.diagnostics import Diagnosis, Diagnostics
@@ -80,7 +80,10 @@ class Run:
         return len(self.active)
 
     def _losses(self, clients: np.ndarray) -> np.ndarray:
-        return self.problem.client_losses(self.server.w, self.server.buffers, clients)
+        given, n = np.asarray(clients), len(self.problem.split)
+        if given.ndim != 1 or (given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= n)):
+            raise UsageError(f"losses() takes a list of client numbers from 0 to {n - 1}, got {shown(clients)}")
+        return self.problem.client_losses(self.server.w, self.server.buffers, given)
 
     def open(self, path: str | Path) -> None:
         """Start in this folder, or resume where the same run stopped."""

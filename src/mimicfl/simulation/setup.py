@@ -17,7 +17,7 @@ from ..participation.settings import ParticipationSettings
 from ..participation.stages import Stages
 from ..problem import Problem
 from ..settings import arguments_of
-from .checks import check_learning_rates, check_units
+from .checks import check_learning_rates, check_single_samples, check_units
 from .run import Run
 from .traffic import client_seconds
 
@@ -29,9 +29,12 @@ def set_up(problem: Problem, given: Mapping[str, Any]) -> Run:
     schedule = make_participation(problem, server, chosen, **arguments_of(make_participation, given))
     check_learning_rates(problem, schedule.active, server, not chosen.selection.needs_model, chosen.buffered is not None)
     check_units(problem, server)
+    check_single_samples(problem, schedule.available)
     run = Run(problem, server, chosen, schedule, **arguments_of(Run, given))
     if trait(server.algorithm, "needs_participation_rates"):
         _give_rates(run)
+    if run.versions is not None:  # before a folder is made
+        run.versions.check(run.server.request(0, np.array([0])))
     return run
 
 

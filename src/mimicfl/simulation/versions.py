@@ -29,11 +29,15 @@ class Versions:
         self._hold(t + 1)
         self.held = {version: held for version, held in self.held.items() if version >= self.arrivals.oldest[t]}
 
-    def applied_to(self, request: Request, versions: np.ndarray) -> Request:
-        """The request with what its clients started from: model, buffers and learning rate of their versions."""
+    def check(self, request: Request) -> None:
+        """Refuse instructions that an asynchronous run cannot follow."""
         if request.instructions.start is not None or isinstance(request.instructions.shift, Tensor):
             name = type(self.server.algorithm).__name__
             raise UsageError(f"{name} cannot train asynchronously: what a client computes depends on the server's state when it starts")
+
+    def applied_to(self, request: Request, versions: np.ndarray) -> Request:
+        """The request with what its clients started from: model, buffers and learning rate of their versions."""
+        self.check(request)
         stale = request.t - versions
         if not stale.any():
             return dataclasses.replace(request, staleness=stale)

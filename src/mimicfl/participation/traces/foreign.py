@@ -98,7 +98,7 @@ def from_processed(data: Any, where: str) -> Trace:
         try:
             times = np.asarray(ready or [], dtype=float).reshape(-1, 2) - float(first)
             span = float(last) - float(first)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise UsageError(f"{where}: device {name} must have numbers in trace_start, trace_end and ready_time") from None
         device += [len(names)] * len(times)
         start += times[:, 0].tolist()
@@ -117,13 +117,13 @@ def from_fedscale(data: Any, where: str) -> Trace:
         try:
             on, off = (np.asarray(entry[key], dtype=float).reshape(-1) for key in ("active", "inactive"))
             span = float(entry["finish_time"])
-        except (TypeError, KeyError, ValueError):
+        except (TypeError, KeyError, ValueError, OverflowError):
             raise UsageError(f"{where}: device {name} must have lists of numbers 'active' and 'inactive', and 'finish_time'") from None
         if len(on) != len(off):
             raise UsageError(
                 f"{where}: device {name} has {len(on)} times in 'active' but {len(off)} in 'inactive'; there must be as many of both"
             )
-        parts.append((np.full(len(on), len(names)), on, np.minimum(off, span)))
+        parts.append((np.full(len(on), len(names)), on, np.where(on < span, np.minimum(off, span), off)))
         names.append(str(name))
         period.append(span)
     device, start, end = (np.concatenate([part[k] for part in parts]) for k in range(3))

@@ -38,7 +38,7 @@ def read_trace(file: str | Path, form: str = "auto", rule: str = "locked") -> Tr
             return from_fedscale(read_plain_pickle(path.read_bytes(), str(path)), str(path))
         if kind == "neutral":
             return _parquet(path) if path.suffix == ".parquet" else _csv(path)
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
         return from_processed(data, str(path)) if kind == "flash-processed" or is_processed(data) else from_flash(data, rule, str(path))
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read a trace from {path}: {error}") from None
@@ -66,7 +66,7 @@ Piece = tuple[np.ndarray, Sequence[Any], np.ndarray, np.ndarray, np.ndarray]  # 
 
 
 def _csv(path: Path) -> Trace:
-    with path.open(encoding="utf-8") as file:
+    with path.open(encoding="utf-8-sig") as file:  # spreadsheets write a byte order mark
         header = file.readline().strip().replace(" ", "")
         if header != HEADER:
             raise UsageError(f"{path} must begin with the line {HEADER}, got {shown(header)}")

@@ -13,6 +13,7 @@ import torch
 
 from ...errors import UsageError, number, one_of, probability, unit_interval
 from ...seeds import stream
+from ...text import counted
 from ..heterogeneous import scaled
 from ..patterns import Pattern, register
 from .intervals import DAY, Trace
@@ -162,7 +163,7 @@ def fit(trace: Trace, seconds: float = 270.0) -> Diurnal:
     duty, lengths = trace.duty, trace.lengths
     kept = lengths > 0
     if kept.sum() < 10:
-        raise UsageError(f"the trace has only {int(kept.sum())} intervals, too few to fit a pattern: at least 10 are needed")
+        raise UsageError(f"the trace has only {counted(int(kept.sum()), 'interval')}, too few to fit a pattern: at least 10 are needed")
     start, length, log = trace.start[kept], lengths[kept], np.log(lengths[kept])
     share = length / trace.period[trace.device[kept]]  # of its device's time
     # The daily wave of availability is that of the starts, weighted by length and smoothed by the intervals themselves. Dividing by the
