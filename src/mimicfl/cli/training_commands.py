@@ -82,7 +82,8 @@ def add_training(commands: Commands) -> None:
         "mimicfl benchmark status",
         "mimicfl benchmark page",
     )
-    p.add_argument("action", choices=["list", "run", "status", "page"])
+    actions = "list: the parts, patterns and algorithms; run: train what is missing; status: what is recorded; page: write the results"
+    p.add_argument("action", choices=["list", "run", "status", "page"], help=actions)
     p.add_argument("parts", nargs="*", help="parts of the suite; run takes one (default: all)", metavar="PART")
     p.add_argument("--patterns", nargs="+", help="run: only these availability patterns", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
@@ -141,7 +142,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl track send runs/demo --track tensorboard:logs",
         "mimicfl track send runs/first --track mlflow:http://localhost:5000",
     )
-    p.add_argument("action", choices=["send"])
+    p.add_argument("action", choices=["send"], help="the only action")
     p.add_argument("runs", nargs="+", help="run folders, or folders that contain runs", metavar="RUN")
     p.add_track("where to send them")
     p.set_defaults(call=train.track)
