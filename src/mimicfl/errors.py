@@ -113,7 +113,7 @@ def probability(what: str, value: Any) -> float:
     return found
 
 
-def check_callable(what: str, value: Any) -> None:
+def check_callable(what: str, value: Any, such_as: str = "") -> None:
     """Raise a `UsageError` unless the value is None or callable."""
     if value is not None and not callable(value):
-        raise UsageError(f"{what} must be a function, got {shown(value)}")
+        raise UsageError(f"{what} must be a function{such_as and f', such as {such_as}'}, got {shown(value)}")

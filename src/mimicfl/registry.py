@@ -59,7 +59,10 @@ class Registry(Generic[T]):
 
     def find(self, name: str) -> Callable[..., T]:
         if not isinstance(name, str) or name not in self.factories:
-            raise UsageError(f"{self.kind} {name!r} is unknown; {nearest(str(name), self.factories)}")
+            hint = nearest(str(name), self.factories)
+            if hint.startswith("known") and self in NAMED_BY.values():
+                hint += "; to use your own, import the file that registers it, on the command line with --plugin FILE"
+            raise UsageError(f"{self.kind} {name!r} is unknown; {hint}")
         return self.factories[name]
 
     def examples(self) -> list[str]:

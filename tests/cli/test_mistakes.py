@@ -68,7 +68,7 @@ from tests.cli.conftest import call
         ("data fetch imagenet", "dataset 'imagenet' is unknown"),
         ("availability show static:0.1 --rounds 0", "--rounds"),
         ("availability show static:0.1 --out picture.gif", "ending of --out"),
-        ("fly", "there is no command"),
+        ("fly", "command 'fly' is unknown"),
         ("comapre --seeds 2", "did you mean 'compare'"),
         ("data fetsh", "did you mean 'fetch'"),
     ],

@@ -14,7 +14,7 @@ from mimicfl.metrics.history import History
 from mimicfl.report.curves import axes_of, own_metrics, positions, series
 from mimicfl.report.export import latex, results_csv, results_latex
 from mimicfl.report.page_data import MOST_POINTS, page_data
-from mimicfl.report.rates import best_rates, rate_setting
+from mimicfl.report.rates import at_best_rates, best_rates, rate_setting
 from mimicfl.report.report import write_report
 from mimicfl.report.summary import group
 from mimicfl.report.tables import lines
@@ -50,6 +50,11 @@ class TestRates:
         assert (found["MimiC"].rate, found["MimiC"].edge) == ("1.0", "largest")
         assert "larger" in found["MimiC"].advice
         assert found["MimiC"].tried == ["0.01", "0.1", "1.0"]
+
+    def test_groups_at_their_best_rates(self):
+        groups = swept({(name, rate): end for name in ("fedavg", "mimic") for rate, end in ((0.1, 0.7), (1.0, 0.6))})
+        assert [g.label for g in at_best_rates(groups)] == ["FedAvg, lr 0.1", "MimiC, lr 0.1"]
+        assert at_best_rates(groups[:1]) == groups[:1]
 
     def test_schedules_count_with_their_first_rate(self):
         groups = swept({("mimic", "geometric:0.1,0.99"): 0.5, ("mimic", "geometric:0.01,0.99"): 0.7, ("mimic", 1.0): 0.2})

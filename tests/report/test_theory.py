@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 import mimicfl as mf
+from mimicfl.report import theory_figures
+from mimicfl.report.summary import group
 from mimicfl.report.theory import bounded, check, diagnosed
 
 pytestmark = pytest.mark.slow
@@ -41,3 +43,25 @@ def test_lemma_1_bounds_runs_with_mini_batches():
         found = bounded(history)
         assert diagnosed(history)[1]["sigma2"] > 0
         assert np.all(found.measured <= found.bounds["Lemma 1 with the measured E_t"] * (1 + 1e-9)), algorithm
+
+
+def diagnosed_runs(**varied):
+    settings = WORK | {"dataset": "synthetic:quadratic", "steps": 1, "rounds": 3, "availability": "static:0.6", "lr": 1e-3}
+    [(key, values)] = varied.items()
+    return group([mf.run(mf.Experiment(algorithm=name, **settings | {key: v})) for name in ("fedavg", "mifa", "mimic") for v in values])
+
+
+def test_figures_of_a_diagnosed_sweep_show_the_best_rates():
+    pictures, notes = theory_figures.draw(diagnosed_runs(lr=[1e-3, 1e-2, 3e-2]))
+    assert notes[0].startswith("These figures show 3 of 9 diagnosed configurations, each algorithm at its best rate")
+    assert len(pictures["errors"].axes[0].lines) == 3
+
+
+def test_many_diagnosed_configurations_are_listed_below_the_figures():
+    """Inside the axes, long legends would cover the curves."""
+    pictures, notes = theory_figures.draw(diagnosed_runs(availability=["static:0.6", "static:0.7", "static:0.8"]))
+    assert notes[0].startswith("These figures show 8 of 9 diagnosed configurations, the first 8")
+    for name in ("norms", "errors", "parts"):
+        [legend] = pictures[name].legends
+        assert len(legend.get_texts()) >= 8
+        pictures[name].draw_without_rendering()

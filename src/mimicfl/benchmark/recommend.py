@@ -33,8 +33,9 @@ WORDS = {
 
 # What a finding of a part does not hold for, as far as it is known.
 LIMITS = {
-    "digits": "clients take about 15 local steps per round there. With 250 (Fashion-MNIST, LeNet, six seeds) SCAFFOLD and FedSteer were "
-    "far behind MIFA and MimiC, and fedgain with average=9 had the best mean; compare them on your own data with mimicfl compare"
+    "digits": "in the benchmark, clients take about 15 local steps per round. With 250 (Fashion-MNIST, LeNet, six seeds) SCAFFOLD and "
+    "FedSteer were far behind MIFA and MimiC, and FedGain with --average 9 had the best mean; compare them on your own data with "
+    "mimicfl compare"
 }
 
 

@@ -1,12 +1,13 @@
 """`benchmark` and `recommend`: run the reference evaluation, list what is recorded, and recommend an algorithm."""
 
 import argparse
+import re
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table as View
 
-from ..benchmark.recommend import LIMITS, advise, shipped
+from ..benchmark.recommend import LIMITS, Finding, advise, shipped
 from ..benchmark.run import run_part
 from ..benchmark.suite import PARTS, Cell, Part, find_part
 from ..callbacks import make as make_tracker
@@ -127,6 +128,14 @@ def _page(arguments: argparse.Namespace, console: Console) -> None:
     console.print(f"page     {page}\ndocument {document}", soft_wrap=True)
 
 
+def _evidence(finding: Finding, part: Part) -> str:
+    """The lead of the first recommended algorithm, and how sure it is."""
+    if finding.by == "–":
+        return f"{finding.sure} ({part.title})"
+    first = re.split(", | or ", finding.use)[0]
+    return f"{first} {finding.by}, in points of accuracy ({part.title}); {finding.sure}"
+
+
 def recommend(arguments: argparse.Namespace, console: Console) -> None:
     """Print the benchmarked pattern that is most similar to the given availability, and the best algorithm under it."""
     part, records = find_part(arguments.part), Path(arguments.records or RECORDS)
@@ -143,7 +152,7 @@ def recommend(arguments: argparse.Namespace, console: Console) -> None:
     best, *others = advise(experiment, known)
     console.print(f"use {best.finding.use}", style="bold", soft_wrap=True)
     console.print(f"your clients resemble the pattern {best.finding.pattern!r}: {best.finding.about}", soft_wrap=True)
-    console.print(f"there, on {part.title}: {best.finding.by}; {best.finding.sure}", soft_wrap=True)
+    console.print(f"evidence: {_evidence(best.finding, part)}", soft_wrap=True)
     if part.name in LIMITS:
         console.print(f"limits: {LIMITS[part.name]}", soft_wrap=True)
     if best.differs:

@@ -46,8 +46,9 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Suggest the nearest choice for an invalid word."""
         if action.choices is not None and value not in action.choices:
-            what = "command" if action.dest == "command" else f"value of {action.dest}"
-            raise argparse.ArgumentError(None, f"there is no {what} {value!r}; {nearest(str(value), map(str, action.choices))}")
+            known = list(map(str, action.choices))
+            hint = nearest(str(value), known) if len(known) > 1 else f"use {known[0]!r}"
+            raise argparse.ArgumentError(None, f"{(action.option_strings or [action.dest])[-1]} {value!r} is unknown; {hint}")
 
     def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
         """Refuse unknown options here: only the command's own parser knows which options are similar."""
@@ -59,6 +60,9 @@ class Parser(argparse.ArgumentParser):
         return parsed, unknown
 
     def error(self, message: str) -> NoReturn:
+        for action in self._actions:
+            if message == f"the following arguments are required: {action.dest}" and action.choices:
+                message += f" ({', '.join(map(str, action.choices))})"
         say(f"{message}\nTry: {self.prog} --help")
         sys.exit(2)
 

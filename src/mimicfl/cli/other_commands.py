@@ -60,13 +60,13 @@ def add_others(commands: Commands) -> None:
         "mimicfl config show",
         "mimicfl config show experiment.toml --dataset fmnist > full.toml",
     )
-    p.add_argument("action", choices=["show"])
+    p.add_argument("action", choices=["show"], help="the only action")
     p.add_argument("file", nargs="?", help="settings in TOML; command-line options override them", metavar="FILE.toml")
     add_settings(p)
     p.set_defaults(call=inspect.config)
 
     p = commands.add("data", "list datasets, or download one", "mimicfl data list", "mimicfl data fetch fmnist")
-    p.add_argument("action", choices=["list", "fetch"])
+    p.add_argument("action", choices=["list", "fetch"], help="list: the built-in datasets and their files; fetch: download one")
     p.add_argument("name", nargs="?", help="fetch: the dataset, such as fmnist", metavar="NAME")
     p.add_argument("--path", help="folder that holds the downloaded files", metavar="DIR")
     p.set_defaults(call=inspect.data)
@@ -118,7 +118,7 @@ def add_others(commands: Commands) -> None:
 
     p = commands.add(
         "availability",
-        "draw the schedule of an availability pattern; convert traces, and fit a pattern or a synthetic trace to one",
+        "draw the schedule of an availability pattern, convert a trace, or make a pattern or a synthetic trace from one",
         "mimicfl availability show time-varying:0.1 --clients 30 --rounds 100 --out schedule.png",
         'mimicfl availability show "label-correlated:classes=[0,1],rare=0.05"',
         "mimicfl availability show trace:phones.csv,round=270",
@@ -126,7 +126,9 @@ def add_others(commands: Commands) -> None:
         "mimicfl availability fit phones.csv",
         "mimicfl availability twin phones.csv synthetic.csv",
     )
-    p.add_argument("action", choices=["show", "convert", "fit", "twin"])
+    actions = "show: draw a schedule and print its statistics; convert: write a trace in the neutral format; fit: print a pattern with the "
+    actions += "statistics of a trace; twin: write a synthetic copy of a trace"
+    p.add_argument("action", choices=["show", "convert", "fit", "twin"], help=actions)
     p.add_argument("pattern", metavar="SPEC|TRACE")
     p.explain("pattern", lambda: f"show: availability pattern ({', '.join(NAMED_BY['availability'].examples())}); otherwise: a trace file")
     p.add_argument("target", nargs="?", help="convert, twin: the new trace, .csv or .parquet", metavar="NEW")
@@ -152,7 +154,7 @@ def add_others(commands: Commands) -> None:
         metavar="NAME",
     )
     p.add_argument("--plugin", dest="plugins", action="append", help="Python file with a custom pattern", metavar="FILE")
-    p.add_argument("--out", help="also write a figure: .png, .svg or .pdf", metavar="FILE")
+    p.add_argument("--out", help="show: also write a figure, .png, .svg or .pdf", metavar="FILE")
     p.set_defaults(call=availability.availability)
 
     p = commands.add(
@@ -162,7 +164,7 @@ def add_others(commands: Commands) -> None:
         "mimicfl completion zsh > ~/.zfunc/_mimicfl            (with fpath+=~/.zfunc before compinit)",
         "mimicfl completion fish > ~/.config/fish/completions/mimicfl.fish",
     )
-    p.add_argument("shell", choices=["bash", "zsh", "fish"])
+    p.add_argument("shell", choices=["bash", "zsh", "fish"], help="the shell that reads the script")
     p.set_defaults(call=completion.completion)
 
     p = commands.add(
@@ -172,7 +174,8 @@ def add_others(commands: Commands) -> None:
         "mimicfl flower watch /var/lib/mimicfl/study",
         "mimicfl flower rollback /var/lib/mimicfl/study --to 40",
     )
-    p.add_argument("action", choices=["new", "rollback", "watch"])
+    actions = "new: create an app; rollback: return to an earlier checkpoint; watch: show the rounds and the clients in the browser"
+    p.add_argument("action", choices=["new", "rollback", "watch"], help=actions)
     p.add_argument("folder", help="new: a new folder, which names the app; otherwise the folder of a federation", metavar="DIR")
     p.add_argument(
         "--port", type=int, default=8765, help="watch: port of the page on this machine (default 8765; 0: any free one)", metavar="PORT"

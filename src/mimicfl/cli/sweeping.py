@@ -79,9 +79,14 @@ def _train(
     console.record = True
     reports = {cell: write_report([target / name for name in names], target / cell) for cell, names in cells(plan).items()}
     pages = [report.page for report in reports.values()]
+    for cell, report in reports.items():
+        if cell:
+            console.print(f"\n{cell}", style="bold", soft_wrap=True)
+        print_report(console, report, explain=len(reports) == 1)
     if len(reports) > 1:
         whole = write_report(runs, target)
         pages.append(whole.page)
+        console.print("\nall settings", style="bold")
         print_overview(console, whole.groups)
         console.print()
         if counts := tally(whole.groups):
@@ -92,10 +97,6 @@ def _train(
             console.print(rates_table(rates, rate_setting(whole.groups)))
             console.print()
         console.print(f"all settings on one page: {whole.page}", soft_wrap=True)
-    for cell, report in reports.items():
-        if cell:
-            console.print(f"\n{cell}", style="bold", soft_wrap=True)
-        print_report(console, report, explain=len(reports) == 1)
     shown, console.record = console.export_text(styles=True), False
     console.print(f"{time.monotonic() - began:.0f} s", style="dim")
     return shown, runs, pages

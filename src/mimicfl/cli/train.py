@@ -138,7 +138,7 @@ def print_report(console: Console, report: Report, explain: bool = True) -> None
     console.print()
     console.print(table(report.groups))
     console.print()
-    console.print(verdict(report.groups), soft_wrap=True)
+    console.print(verdict(report.groups, finished=not report.unfinished), soft_wrap=True)
     if explain and len(report.groups) > 1:
         console.print(RULE, style="dim")
     if rates := best_rates(report.groups):

@@ -82,10 +82,10 @@ def add_training(commands: Commands) -> None:
         "mimicfl benchmark status digits",
         "mimicfl benchmark page",
     )
-    p.add_argument("action", choices=["list", "run", "status", "page"])
-    p.add_argument(
-        "parts", nargs="*", help="parts of the suite; run takes one; list and status show the cells of named parts", metavar="PART"
-    )
+    actions = "list: the parts of the suite; run: train what is missing; status: what is recorded; page: write the results"
+    p.add_argument("action", choices=["list", "run", "status", "page"], help=actions)
+    parts = "parts of the suite; run takes one; list and status show the cells of named parts"
+    p.add_argument("parts", nargs="*", help=parts, metavar="PART")
     p.add_argument("--patterns", nargs="+", help="run: only these availability patterns", metavar="NAME")
     p.add_argument("--algorithms", nargs="+", help="run: only these algorithms", metavar="NAME")
     p.add_argument("--minutes", type=float, help="run: stop after this many minutes; the same command resumes", metavar="M")
@@ -143,7 +143,7 @@ def add_training(commands: Commands) -> None:
         "mimicfl track send runs/demo --track tensorboard:logs",
         "mimicfl track send runs/first --track mlflow:http://localhost:5000",
     )
-    p.add_argument("action", choices=["send"])
+    p.add_argument("action", choices=["send"], help="the only action")
     p.add_argument("runs", nargs="+", help="run folders, or folders that contain runs", metavar="RUN")
     p.add_track("where to send them")
     p.set_defaults(call=train.track)

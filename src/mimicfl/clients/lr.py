@@ -37,7 +37,7 @@ class constant:
     rate: float
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, low=0, high=1e30, open_low=True)
+        number("the learning rate", self.rate, low=0, high=1e30, open_low=True)
 
     def __call__(self, t: int, active: int = 1) -> float:
         return float(self.rate)
@@ -53,7 +53,7 @@ class geometric:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        number("rate", self.rate, low=0, high=1e30, open_low=True)
+        number("the learning rate", self.rate, low=0, high=1e30, open_low=True)
         number("decay", self.decay, low=0, high=1, open_low=True)
         number("floor", self.floor, low=0)
 

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from ..errors import UsageError
+from ..problem import Problem
 from ..settings import engine_parts
 from .capabilities import Unsupported, unsupported_on_error
 from .cluster.engine import RayEngine, cluster_parts
@@ -86,12 +87,19 @@ def fix_threads(runs: Sequence[TrainingRun], engine: Engine) -> None:
         count = 0
     elif kept:
         count = kept.pop()
-    elif engine.name == "plain" and usual > 1 and Cost.of(problem).small(max(problem.local.batch_sizes(int(problem.clients.sizes.max())))):
-        count = 1
+    elif engine.name == "plain":
+        count = threads_of_plain(problem)
     else:
         count = usual
     for run in runs:
         run.threads = count
+
+
+def threads_of_plain(problem: Problem) -> int:
+    """Return the number of threads for plain training: one if the local steps are too small for several."""
+    usual = torch.get_num_threads()
+    largest = max(problem.local.batch_sizes(int(problem.clients.sizes.max())))
+    return 1 if usual > 1 and problem.device.type == "cpu" and Cost.of(problem).small(largest) else usual
 
 
 def _auto(runs: Sequence[TrainingRun], plain: PlainEngine, notice: Notice | None) -> tuple[Engine, str]:
@@ -140,7 +148,8 @@ def _requested(name: str, runs: Sequence[TrainingRun], plain: PlainEngine) -> tu
 
 def _fastest(runs: Sequence[TrainingRun], plain: PlainEngine, seconds: float) -> tuple[Engine, str]:
     trial = Trial(runs, plain)
-    took: dict[Engine, float] = {plain: trial.seconds(plain)}
+    with own_threads(threads_of_plain(trial.problem)):  # as in the run: with more, small steps may take 100 times as long
+        took: dict[Engine, float] = {plain: trial.seconds(plain)}
     reasons = []
     for name in ("native", "workers") if trial.problem.device.type == "cpu" else ("native", "batched", "streams"):
         best = min(took, key=took.__getitem__)

@@ -113,8 +113,8 @@ def carry_out(
 
     After the deadline (of `time.monotonic`) unfinished runs are saved in their folders, and `Paused` is raised.
     """
-    check_callable("progress", progress)
-    check_callable("notice", notice)
+    check_callable("progress", progress, such_as="mf.ProgressBar()")
+    check_callable("notice", notice, such_as="print")
     out = None if out is None else as_folder(out)
     if out is not None and "" not in plan and (out / "config.toml").exists():
         raise UsageError(f"{out} is itself a run folder: choose another folder for the runs")

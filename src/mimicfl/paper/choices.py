@@ -38,9 +38,9 @@ CHOICES = [
         "alternative.",
     ),
     Choice(
-        "Model uploadings",
+        "Model uploads",
         "1 per round, 2 for SCAFFOLD",
-        "The paper compares at equal communication and says that SCAFFOLD sends two vectors, so 200 uploadings are 100 rounds of SCAFFOLD. "
+        "The paper compares at equal communication and says that SCAFFOLD sends two vectors, so 200 uploads are 100 rounds of SCAFFOLD. "
         "SCAFFOLD can do with one (arXiv 2308.08165), so each section also compares at equal rounds.",
     ),
     Choice(

@@ -34,7 +34,7 @@ STUDIES = {
         Study(
             "table-4-fmnist",
             "Table IV, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings. A fraction P of the clients is available, drawn by weights that change every round.",
+            "Test accuracy after 200 model uploads. A fraction P of the clients is available, drawn by weights that change every round.",
             "fmnist",
             "P",
             _ratios(0.1, 0.3, 0.5),
@@ -44,7 +44,7 @@ STUDIES = {
         Study(
             "table-4-cifar10",
             "Table IV, CIFAR-10",
-            "Test accuracy after 400 model uploadings. A fraction P of the clients is available, drawn by weights that change every round.",
+            "Test accuracy after 400 model uploads. A fraction P of the clients is available, drawn by weights that change every round.",
             "cifar10",
             "P",
             _ratios(0.1, 0.3, 0.5),
@@ -54,7 +54,7 @@ STUDIES = {
         Study(
             "table-3",
             "Table III, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings. Client i is available every tau_i rounds, with tau_i uniform up to tau_max. "
+            "Test accuracy after 200 model uploads. Client i is available every tau_i rounds, with tau_i uniform up to tau_max. "
             "(The authors' script draws the gaps differently; see the study `gaps`.)",
             "fmnist",
             "tau_max",
@@ -64,7 +64,7 @@ STUDIES = {
         Study(
             "table-5",
             "Table V, CIFAR-10",
-            "Test accuracy after 400 model uploadings. Each client is available with probability 0.1; "
+            "Test accuracy after 400 model uploads. Each client is available with probability 0.1; "
             "the columns vary the number of classes that it holds.",
             "cifar10",
             "classes per client",
@@ -93,7 +93,7 @@ STUDIES = {
         Study(
             "figure-6",
             "Figure 6, Fashion-MNIST",
-            "Test accuracy after 200 model uploadings against the probability p that a client is available. "
+            "Test accuracy after 200 model uploads against the probability p that a client is available. "
             "(The paper's text gives neither the accuracies of its figure nor the values of p; these values of p are ours.)",
             "fmnist",
             "p",

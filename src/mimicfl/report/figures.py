@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..errors import UsageError
@@ -51,14 +52,24 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     axes.grid(color="#dddddd", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     axes.margins(x=0.01)
-    longest = max((len(g.label) for g in groups), default=0)
-    if len(groups) <= MOST_INSIDE and longest <= LONGEST_INSIDE:
+    if fit_inside(groups):
         axes.legend(frameon=False, loc="lower right" if higher_is_better(metric) else "upper right")
-    else:  # below the axes; the figure grows accordingly
-        columns = max(1, ABREAST // (longest + HANDLE))
-        figure.set_figheight(HEIGHT + LINE * math.ceil(len(groups) / columns))
-        figure.legend(frameon=False, loc="outside lower left", ncols=columns, fontsize=9, handlelength=4)
+    else:
+        legend_below(figure, axes)
     return figure
+
+
+def fit_inside(groups: Sequence[Group]) -> bool:
+    """Whether a legend of these groups fits inside the axes."""
+    return len(groups) <= MOST_INSIDE and max((len(g.label) for g in groups), default=0) <= LONGEST_INSIDE
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """Draw the legend of these axes below all axes of the figure, which grows accordingly."""
+    lines, labels = axes.get_legend_handles_labels()
+    columns = max(1, ABREAST // (max(map(len, labels), default=0) + HANDLE))
+    figure.set_figheight(figure.get_figheight() + LINE * math.ceil(len(labels) / columns))
+    figure.legend(lines, labels, frameon=False, loc="outside lower left", ncols=columns, fontsize=9, handlelength=4)
 
 
 def overview(groups: Sequence[Group]) -> Figure:

@@ -61,7 +61,7 @@ def write(
     metric = main_metric(groups)
     text = page.render(
         title=_title(groups, configs),
-        verdict=verdict(groups),
+        verdict=verdict(groups, finished=not unfinished),
         tally=tally(groups),
         decision=RULE,
         chips=_chips(configs),
@@ -96,7 +96,15 @@ def write(
 
 def escaping() -> jinja2.Environment:
     """A template environment that escapes markup and invisible characters in every value."""
-    return jinja2.Environment(autoescape=True, finalize=_visible_text)
+    environment = jinja2.Environment(autoescape=True, finalize=_visible_text)
+    environment.filters["parts"] = _parts
+    return environment
+
+
+def _parts(label: str) -> Markup:
+    """A label such as `MimiC, lr 0.1`, whose lines break between its parts rather than inside them."""
+    words = visible(label).split(", ")
+    return Markup(" ").join(Markup('<span class="part">{}</span>').format(word) for word in [*(f"{w}," for w in words[:-1]), words[-1]])
 
 
 def _visible_text(value: Any) -> Any:

@@ -8,7 +8,7 @@ from ..registry import parse
 from .columns import higher_is_better
 from .curves import as_number
 from .spread import mean_std
-from .summary import Group, algorithm_title, main_metric
+from .summary import Group, algorithm_title, by_setting, main_metric
 
 RATES = {"lr": "learning rate", "global_lr": "global learning rate"}  # settings that are rates, the most usual first
 
@@ -57,20 +57,39 @@ def best_rates(groups: Sequence[Group]) -> list[BestRate]:
     if not name:
         return []
     metric = main_metric(groups)
+    return [_best(*key, found, name, metric) for key, found in _tried(groups, name, metric).items()]
+
+
+def at_best_rates(groups: Sequence[Group]) -> list[Group]:
+    """The group with the best rate of every algorithm in every setting, setting by setting; all groups if no rate varies."""
+    name = rate_setting(groups)
+    if not name:
+        return [g for rivals in by_setting(groups).values() for g in rivals]
+    metric = main_metric(groups)
+    tried = _tried(groups, name, metric)
+    settings = dict.fromkeys(setting for _, setting in tried)
+    return [_pick(found, metric) for wanted in settings for (_, setting), found in tried.items() if setting == wanted]
+
+
+def _tried(groups: Sequence[Group], name: str, metric: str) -> dict[tuple[str, str], list[Group]]:
+    """The groups that differ only in the rate, by algorithm and setting, if any of them has a result."""
     alike: dict[tuple[str, str], list[Group]] = {}
     for g in groups:
         rest = ", ".join(f"{key} {value}" for key, value in g.settings.items() if key != name)
         if rate_of(g, name) is not None:
             alike.setdefault((algorithm_title(g), rest), []).append(g)
-    known = {key: found for key, found in alike.items() if any(g.finals(metric) for g in found)}
-    return [_best(algorithm, setting, found, name, metric) for (algorithm, setting), found in known.items()]
+    return {key: found for key, found in alike.items() if any(g.finals(metric) for g in found)}
+
+
+def _pick(groups: Sequence[Group], metric: str) -> Group:
+    pick = max if higher_is_better(metric) else min
+    return pick((g for g in groups if g.finals(metric)), key=lambda g: mean_std(g.finals(metric))[0])
 
 
 def _best(algorithm: str, setting: str, groups: Sequence[Group], name: str, metric: str) -> BestRate:
     ordered = sorted(groups, key=lambda g: rate_of(g, name) or 0.0)
-    pick = max if higher_is_better(metric) else min
     # A rate without a result, as of runs that diverged at once, was tried all the same: it is not the best, and there is no edge before it.
-    best = pick((g for g in ordered if g.finals(metric)), key=lambda g: mean_std(g.finals(metric))[0])
+    best = _pick(ordered, metric)
     tried = [g.settings[name] for g in ordered]
     edge = "" if len(ordered) < 2 else "smallest" if best is ordered[0] else "largest" if best is ordered[-1] else ""
     return BestRate(algorithm, setting, best.settings[name], show(metric, *mean_std(best.finals(metric))), tried, edge)

@@ -139,7 +139,8 @@ def _piece(algorithms: Sequence[str], columns: Sequence[Column], names: int, roo
     for column in columns:  # fold a long setting, never its numbers
         wanted = min(max(len(column.setting), len(column.head)), WIDEST_SETTING)
         width = min(max(column.widest, wanted), column.widest + spare)
-        view.add_column(f"{column.setting}\n{column.head}", justify="right", overflow="fold", width=width)
+        setting = column.setting if len(column.setting) <= width else column.setting.replace(", ", ",\n")
+        view.add_column(f"{setting}\n{column.head}", justify="right", overflow="fold", width=width)
     for k, algorithm in enumerate(algorithms):
         view.add_row(algorithm, *(str(column.entries[k]) for column in columns))
     return view

@@ -10,12 +10,16 @@ from matplotlib.figure import Figure
 
 from ..errors import UsageError
 from ..metrics.history import History
-from .figures import INK, class_table, dashes, literal, subtitle
+from .figures import INK, class_table, dashes, fit_inside, legend_below, literal, subtitle
+from .rates import at_best_rates
+from .styles import styles
 from .summary import Group
 from .theory import Check, bounded, check, diagnosed
 
 GOOD, BAD = "#2a9d8f", "#e76f51"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the colours of the page for 0 to 100 %
+MOST = 8  # configurations in one figure
+LONGEST_BESIDE = 14  # characters of a label that fit beside a panel
 DASHES = {"Theorem 1": "--", "Theorem 2": "--", "mixing bound": "-.", "Lemma 1 with the measured E_t": ":"}
 
 
@@ -52,8 +56,12 @@ def norms(groups: Sequence[Group]) -> tuple[Figure, list[str]]:
         for note in found.notes:
             notes.setdefault(note, []).append(g.label)
     axes.set_title(literal(subtitle(groups)) + "\nthin: the norm per round", fontsize=10, color=INK, loc="left")
-    axes.legend(frameon=False, fontsize=8, ncols=2)
-    return figure, [f"{', '.join(labels)}: {note}." for note, labels in notes.items()]
+    if fit_inside(groups):
+        axes.legend(frameon=False, fontsize=8, ncols=2)
+    else:
+        legend_below(figure, axes)
+    everyone = len(seen(groups))
+    return figure, [f"{'All' if len(labels) == everyone > 1 else ', '.join(labels)}: {note}." for note, labels in notes.items()]
 
 
 def errors(groups: Sequence[Group]) -> Figure:
@@ -64,7 +72,10 @@ def errors(groups: Sequence[Group]) -> Figure:
         x, y = _mean(g, "E")
         axes.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=2.4 if g.emphasized else 1.5, label=literal(g.label))
     axes.set_title(literal(subtitle(groups)), fontsize=10, color=INK, loc="left")
-    axes.legend(frameon=False)
+    if fit_inside(groups):
+        axes.legend(frameon=False)
+    else:
+        legend_below(figure, axes)
     return figure
 
 
@@ -108,29 +119,39 @@ def certificate(found: Check, L: float, title: str = "") -> Figure:
 def parts(groups: Sequence[Group]) -> Figure:
     """Objective bias, the parts of the correction, memory and staleness over time."""
     figure = Figure(figsize=(10, 6.4), layout="constrained")
-    shown = seen(groups)
+    shown, inside = seen(groups), fit_inside(groups)
     bias = _axes(figure, (2, 2, 1), y="objective bias gamma_t")
-    split = _axes(figure, (2, 2, 2), y="mean of |A_1|² and |A_2|² over S_t")
+    split = _axes(figure, (2, 2, 2), y="mean of |A_1|² and |A_2|² over S_t" if inside else "mean |A_1|² (thick), |A_2|² (thin)")
     memory = _axes(figure, (2, 2, 3), y="rms norm of the clients' memory")
     stale = _axes(figure, (2, 2, 4), log=False, y="rounds since last participation")
     for g in shown:
         bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=literal(g.label))
-        for key, line in (("A1", "-"), ("A2", "--")):
+        for key, line, width in (("A1", "-", 1.8), ("A2", "--", 0.7)):
             x, y = _mean(g, key)
-            if len(x):
+            if len(x) and inside:
                 split.plot(x, y, line, color=g.color, linewidth=1.4, label=literal(f"{g.label} {key[0]}_{key[1]}"))
+            elif len(x):
+                split.plot(x, y, linestyle=dashes(g), color=g.color, linewidth=width)
         rows = diagnosed(g.runs[0])
         for name in rows[0]["memory"]:
             norm = _without_zeros([d["memory"][name] for d in rows])
-            memory.plot([d["round"] for d in rows], norm, color=g.color, label=literal(f"{g.label} {name}_i"))
+            memory.plot(
+                [d["round"] for d in rows],
+                norm,
+                linestyle="-" if inside else dashes(g),
+                color=g.color,
+                label=literal(f"{g.label} {name}_i"),
+            )
     if not memory.lines:
         memory.text(0.5, 0.5, "these algorithms keep no memory per client", transform=memory.transAxes, ha="center", color=INK)
     rows = diagnosed(shown[0].runs[0])
     for key, label, line in (("max", "maximum", "-"), ("most", "90 % quantile", "--"), ("median", "median", ":")):
         stale.plot([d["round"] for d in rows], [d["staleness"][key] for d in rows], line, color=INK, label=label)
-    for axes in (bias, split, memory, stale):
+    for axes in (bias, split, memory, stale) if inside else (stale,):
         if axes.lines:
             axes.legend(frameon=False, fontsize=7)
+    if not inside:
+        legend_below(figure, bias)
     return figure
 
 
@@ -148,11 +169,14 @@ def recall(groups: Sequence[Group]) -> Figure | None:
     for row, (label, rounds, table) in zip(axes, tables, strict=True):
         edges = np.concatenate([[rounds[0] - 0.5], np.array(rounds) + 0.5])
         image = row.pcolormesh(edges, np.arange(table.shape[1] + 1) - 0.5, 100 * table.T, cmap=HEAT, vmin=0, vmax=100)
-        row.set_ylabel(literal(f"{label}\nclass"))
+        beside = all(len(name) <= LONGEST_BESIDE for name, _, _ in tables)
+        row.set_ylabel(literal(f"{label}\nclass") if beside else "class")
+        if not beside:
+            row.set_title(literal(label), fontsize=8, color=INK, loc="left")
         row.set_yticks(range(table.shape[1]) if table.shape[1] <= 10 else [])
         row.tick_params(axis="y", labelsize=6)
     axes[-1].set_xlabel("round")
-    figure.colorbar(image, ax=list(axes), label="recall (%)")
+    figure.colorbar(image, ax=list(axes), label="recall (%)", aspect=max(20, 8 * len(tables)))
     return figure
 
 
@@ -161,7 +185,17 @@ def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
     shown = seen(groups)
     if not shown:
         return {}, []
+    omitted = ""
+    if len(shown) > MOST:
+        few = at_best_rates(shown)[:MOST]
+        rule = "each algorithm at its best rate" if len(few) < MOST else f"the first {MOST}"
+        omitted = (
+            f"These figures show {len(few)} of {len(shown)} diagnosed configurations, {rule}; a report of fewer runs shows the others."
+        )
+        looks = styles([(str(g.runs[0].config.get("algorithm", "run")), g.setting) for g in few])  # as few dashes as possible
+        shown = [replace(g, color=color, dash=dash) for g, (color, dash) in zip(few, looks, strict=True)]
     first, notes = norms(shown)
+    notes = [omitted] * bool(omitted) + notes
     pictures = {"norms": first, "errors": errors(shown), "parts": parts(shown)}
     by_class = recall(shown)
     if by_class is not None:

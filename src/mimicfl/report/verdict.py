@@ -112,15 +112,16 @@ def _counted(counts: dict[str, int]) -> str:
     return ", ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1])) or "none"
 
 
-def verdict(groups: Sequence[Group]) -> str:
+def verdict(groups: Sequence[Group], finished: bool = True) -> str:
     """A sentence that says which group ends best, by how much, and what the seeds decide; one line per setting if there are several."""
     found = []
     for setting, rivals in by_setting(groups).items():  # the setting is named once, so the labels omit it
-        found.append(f"{setting}: {_verdict([replace(g, label=algorithm_title(g)) for g in rivals])}" if setting else _verdict(rivals))
+        rivals = [replace(g, label=algorithm_title(g)) for g in rivals] if setting else rivals
+        found.append(f"{setting}: " * bool(setting) + _verdict(rivals, "ends" if finished else "is"))
     return "\n".join(found)
 
 
-def _verdict(groups: Sequence[Group]) -> str:
+def _verdict(groups: Sequence[Group], ends: str) -> str:
     metric = main_metric(groups)
     groups, few = with_seeds_in_common(groups, metric)
     winner = best(groups, metric)
@@ -129,7 +130,7 @@ def _verdict(groups: Sequence[Group]) -> str:
     mean, std = mean_std(winner.finals(metric))
     at = standing(groups, metric)
     if at is None:
-        return f"{winner.label} ends at {show(metric, mean, std)}."
+        return f"{winner.label} {ends} at {show(metric, mean, std)}."
     level = [g.label for g in groups if g.finals(metric) and equal(winner, g, metric)]
     if len(level) > 1:
         return f"{enumerated(level)} tie at {show(metric, mean)}{few}."
@@ -138,7 +139,7 @@ def _verdict(groups: Sequence[Group]) -> str:
     gap = abs(mean - mean_std(second.finals(metric))[0])
     side = "above" if higher_is_better(metric) else "below"
     points = f"{100 * gap:.1f} points {side}" if percent(metric) else f"{gap:.3g} {side}"
-    text = f"{winner.label} ends best at {show(metric, mean, std)}, {points} {second.label}{few}"
+    text = f"{winner.label} {ends} best at {show(metric, mean, std)}, {points} {second.label}{few}"
     shared = at.leads[second.label]
     if shared.pairs < 2:
         return f"{text} ({'one seed' if shared.pairs else 'no seed in common'}, so nothing is tested)."

@@ -26,23 +26,27 @@ def check_kept(config: dict[str, Any], where: str) -> None:
             raise UsageError(f"{where}: {key} must be {expected}, got {value!r}; the file is damaged or was not written by mimicfl")
 
 
-def from_dict(settings: dict[str, Any], where: str = "the settings") -> Experiment:
-    """An experiment from plain settings; an unknown name is refused, and the nearest known name suggested."""
+def from_dict(settings: dict[str, Any], where: str = "") -> Experiment:
+    """An experiment from plain settings; an unknown name is refused, and the nearest known name suggested.
+
+    `where` names the file in error messages, if the settings come from one.
+    """
+    source, prefix = where or "the run", f"{where}: " if where else ""
     if settings.get("source") in tuple(MADE_BY):  # not a lookup: a damaged file may hold a list there
         made = MADE_BY[settings["source"]]
-        raise UsageError(f"{where} describes a run that was started from {made}, which settings cannot describe: resume it from there")
+        raise UsageError(f"{source} describes a run that was started from {made}, which settings cannot describe: resume it from there")
     clean = {}
     for key, value in settings.items():
         name = key.replace("-", "_")
         if name == "grid" and isinstance(value, dict):
-            raise UsageError(f"{where} has a [grid], which describes many runs: use mimicfl sweep, or remove the [grid]")
+            raise UsageError(f"{source} has a [grid], which describes many runs: use mimicfl sweep, or remove the [grid]")
         if name not in SETTINGS:
-            raise UsageError(f"{where}: there is no setting {key!r}; {nearest(name, SETTINGS)}")
+            raise UsageError(f"{prefix}there is no setting {key!r}; {nearest(name, SETTINGS)}")
         clean[name] = value
     try:
         return Experiment(**clean)
     except UsageError as error:
-        raise UsageError(f"{where}: {error}") from None
+        raise UsageError(f"{prefix}{error}") from None
 
 
 def read_toml(file: str | Path) -> dict[str, Any]:

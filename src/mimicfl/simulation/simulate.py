@@ -115,13 +115,13 @@ def simulate(
     each_round        called after each round with a `RoundInfo`: its row, `params`, `model()` and `stop()`; a dict that it returns is added
                       to the row, also on disk
     callbacks         a list of such functions and of objects of `mf.callbacks`: early stopping, the best model, trackers
-    progress          called after each round with its row and the number of rounds
+    progress          called after each round with its row and the number of rounds, such as `mf.ProgressBar()`
     notice            called with one line of text: which engine was selected, and why
     config            settings to store in the folder instead of a description of these arguments
     """
     called = callback_set(each_round, callbacks)
-    for name, function in (("progress", progress), ("notice", notice)):
-        check_callable(name, function)
+    check_callable("progress", progress, such_as="mf.ProgressBar()")
+    check_callable("notice", notice, such_as="print")
     checkpoint_every = 0 if checkpoint_every is None else integer("checkpoint_every", checkpoint_every)
     rounds, uploads = check("rounds", rounds), check("uploads", uploads)
     given = dict(locals())  # the settings, by name

@@ -36,7 +36,10 @@ function pen(g, width) {
 }
 const swatchOf = (g) => `<svg class="swatch" viewBox="0 0 38 10" aria-hidden="true"><line x2="38" y1="5" y2="5" ${pen(g, 2.6)}/></svg>`;
 
-// A frame with axes. `box`: width and height; `x`, `y`: { low, high, log, label }. Lows and highs are of the logarithms on log scales.
+// The least distance between two of these numbers, which increase.
+const apart = (found) => found.slice(1).reduce((least, v, k) => Math.min(least, v - found[k]), Infinity);
+
+// A frame with axes. `box`: width and height; `x`, `y`: { low, high, log, label }; `x.marks` are values to mark if they have room. Lows and highs are of the logarithms on log scales.
 function frame(box, x, y) {
   const M = { l: 58, r: 12, t: 8, b: 40 }, W = box.width, H = box.height;
   const to = (axis, v) => (axis.log ? Math.log10(Math.max(v, 1e-300)) : v), from = (axis, v) => (axis.log ? 10 ** v : v);
@@ -48,7 +51,8 @@ function frame(box, x, y) {
     const at = H - M.b - (H - M.t - M.b) * (v - y.low) / (y.high - y.low);
     svg += `<line class="grid" x1="${M.l}" x2="${W - M.r}" y1="${at}" y2="${at}"/><text x="${M.l - 7}" y="${at + 4}" text-anchor="end">${short(from(y, v))}</text>`;
   }
-  for (const v of ticks(x.low, x.high, Math.max(2, Math.floor(W / 90)), x.log)) {
+  const most = Math.max(2, Math.floor(W / 90)), own = (x.marks || []).map((v) => to(x, v));
+  for (const v of own.length && own.length <= most && apart(own) * (W - M.l - M.r) >= 34 * (x.high - x.low) ? own : ticks(x.low, x.high, most, x.log)) {
     const at = M.l + (W - M.l - M.r) * (v - x.low) / (x.high - x.low);
     svg += `<text x="${at}" y="${H - M.b + 17}" text-anchor="middle">${short(from(x, v))}</text>`;
   }
@@ -181,7 +185,7 @@ function drawRates() {
   const drawn = found.filter((p) => p.lines.length);
   const points = drawn.flatMap((p) => p.lines.flatMap((g) => g.points));
   if (!points.length) { $("rates").innerHTML = "<p class='small'>Nothing to show: all runs are filtered out.</p>"; return; }
-  const x = { ...limits(points.map((q) => q.x), true, 0.06), label: DATA.rate.label };
+  const x = { ...limits(points.map((q) => q.x), true, 0.06), label: DATA.rate.label, marks: [...new Set(points.map((q) => q.x))].sort((a, b) => a - b) };
   const y = { ...limits(points.flatMap((q) => [q.y - q.s, q.y + q.s]), false, 0.06), label: DATA.metrics[metric] };
   const box = layout($("rates"), drawn.length);
   $("rates").innerHTML = drawn.map((p) => {
