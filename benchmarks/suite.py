@@ -128,7 +128,8 @@ def main() -> None:
     here = {key: value for key, value in environment().items() if key != "started"}
     deadline, text = time.monotonic() + 60 * options.minutes, ""
     if options.device == "cpu":
-        here |= {name: versions(name) for name in PACKAGES if not (options.processor_time and name == "flower")}
+        peers = [name for name in PACKAGES if not options.frameworks or any(name in each.lower() for each in options.frameworks)]
+        here |= {name: versions(name) for name in peers if not (options.processor_time and name == "flower")}
         results = on_cpu(options.only or list(SUITE), options.frameworks, options.repeats, deadline, options.processor_time)
     else:
         results = on_gpu(options.device, options.only or list(GPU), options.engines, deadline)
