@@ -86,9 +86,7 @@ class Batches:
     ) -> None:
         self.rows = np.ascontiguousarray(np.concatenate([rows for rows, _ in parts]), dtype=np.int64)
         self.begin = np.cumsum([0] + [len(rows) for rows, _ in parts])[:-1].astype(np.int64)
-        self.order = np.argsort([-len(rows) for rows, _ in parts], kind="stable").astype(
-            np.int32
-        )  # longest first
+        self.order = np.argsort([-len(rows) for rows, _ in parts], kind="stable").astype(np.int32)  # longest first
         self.sizes = np.concatenate([sizes for _, sizes in parts]).astype(np.int32)
         self.step = np.cumsum([0] + [len(sizes) for _, sizes in parts]).astype(np.int64)
         self.keys = np.array(keys, dtype=np.uint64)
