@@ -38,7 +38,7 @@ def product(known: Product | None, z: Any, x: Tensor, other: Tensor) -> Product 
 
 def view(known: Product | None, z: Any, x: Tensor, *_: Any, **__: Any) -> Product | None:
     """Remember that z is the result seen as other rows of the same length."""
-    if known and plain(z) and any(x is out for out in known.outputs):
+    if known and plain(z) and z.grad_fn is not None and any(x is out for out in known.outputs):  # under no_grad, views have no function
         rows = z.shape[-1:] == x.shape[-1:] and z.is_contiguous()
         if rows and z.data_ptr() == x.data_ptr() and z.numel() == x.numel():
             known.outputs.append(z)
