@@ -93,15 +93,15 @@ def test_a_finished_run_with_another_initial_model_is_refused(tmp_path, monkeypa
 
 
 @pytest.mark.slow
-def test_divergence_is_reported_after_the_deadline_too(tmp_path, monkeypatch):
+def test_divergence_is_reported_when_the_time_is_up(tmp_path, monkeypatch):
     for name in ("simulation.round_loop", "experiments.execute"):
         monkeypatch.setattr(f"mimicfl.{name}.time", SimpleNamespace(monotonic=itertools.count().__next__))  # a round, a second
     good = plan(dtype="float32")
     with pytest.raises(mf.Diverged, match=r"1 of 4 runs diverged, the others are finished or saved: bad: "):
-        carry_out({**good, "bad": dataclasses.replace(good["a"], lr=1e30, seed=3)}, tmp_path, deadline=2)
+        carry_out({**good, "bad": dataclasses.replace(good["a"], lr=1e30, seed=3)}, tmp_path, until=2)
     assert [len(RunFolder(tmp_path / name).rows()) for name in good] == [3] * 3
     with pytest.raises(Paused):
-        carry_out(good, tmp_path, deadline=2)
+        carry_out(good, tmp_path, until=2)
 
 
 @pytest.mark.slow
@@ -132,8 +132,8 @@ def test_runs_that_cannot_train_together_are_separated(monkeypatch):
     wanted["large batch"] = dataclasses.replace(wanted["a"], batch_size=200)
     wanted["cut short"] = dataclasses.replace(wanted["large batch"], num_clients=20)  # no client has 200 samples
     wanted["sends more"] = dataclasses.replace(wanted["a"], algorithm="focus")
-    runs = {name: build(e)[1] for name, e in wanted.items()}
-    assert groups(runs, dict.fromkeys(runs, "auto")) == [
+    built = {name: build(e) for name, e in wanted.items()}
+    assert groups(built) == [
         ["a", "b", "c"],
         ["other model"],
         ["other batch"],
@@ -142,8 +142,8 @@ def test_runs_that_cannot_train_together_are_separated(monkeypatch):
         ["cut short"],
         ["sends more"],
     ]
-    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * runs["a"].problem.workspace.w.numel() * 8 * 16)
-    assert groups({k: runs[k] for k in "abc"}, dict.fromkeys("abc", "auto")) == [["a", "b"], ["c"]]
+    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * built["a"][1].problem.workspace.w.numel() * 8 * 16)
+    assert groups({k: built[k] for k in "abc"}) == [["a", "b"], ["c"]]
 
 
 @pytest.mark.slow

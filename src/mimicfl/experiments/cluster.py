@@ -47,7 +47,7 @@ def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> N
 def _parts(plan: Plan, target: Path) -> list[list[str]]:
     """The unfinished runs, in groups that can train together; every mistake is found here, before any run starts."""
     _, waiting = split_finished(build_all(plan), target)
-    return groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+    return groups(waiting)
 
 
 def _spread(parts: list[list[str]], workers: int) -> list[list[str]]:

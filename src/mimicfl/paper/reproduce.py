@@ -128,11 +128,11 @@ def reproduce(
         prepare(records)
     for e in {e.dataset: e for e in plan.values()}.values():
         load_data(e)  # report a missing dataset now, before any training
-    deadline, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
+    until, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
     for piece in pieces(plan):
         try:
-            if deadline is None or time.monotonic() < deadline:
-                carry_out(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), deadline)
+            if until is None or time.monotonic() < until:
+                carry_out(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), until)
         except Diverged as error:
             failures.append(str(error))
         except Paused:

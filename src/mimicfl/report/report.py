@@ -69,7 +69,7 @@ def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
     picture = figures.overview(groups)
     pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
-    schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
+    schedule = figures.availability(longest.active, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
     pictures.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..fingerprint import Parts, digest
 from ..metrics.columns import task_columns
+from ..metrics.curves import swing
 from ..metrics.history import History
 from ..settings import NOT_IN_RESULT, with_added_later
 from ..text import visible
@@ -48,12 +49,8 @@ class Group:
 
     def swing(self, metric: str) -> float | None:
         """How much the curve oscillates at the end: the standard deviation over the last quarter of the rounds, mean over seeds."""
-        tails = []
-        for run in self.runs:
-            values = [row[metric] for row in run.rows if row.get(metric) is not None]
-            tails.append(values[-max(2, len(values) // 4) :])
-        deviations = [statistics.pstdev(tail) for tail in tails if len(tail) > 1]
-        return statistics.mean(deviations) if deviations else None
+        found = [value for run in self.runs if (value := swing(run.rows, metric)) is not None]
+        return statistics.mean(found) if found else None
 
 
 def group(histories: Sequence[History]) -> list[Group]:

@@ -27,7 +27,7 @@ def rates(history: History, K: float) -> Rounds:
     """The run's rates in units of the mean gradient, and its active sets."""
     scale = K if history.config.get("update", "sum") == "sum" else 1.0
     eta = [_rate(row, "global_lr") * scale if row["clients"] else 1.0 for row in history.rows]
-    return Rounds(np.array(eta), history.available)
+    return Rounds(np.array(eta), history.active)
 
 
 def local_rates(history: History) -> np.ndarray:
