@@ -17,6 +17,7 @@ from ...fingerprint.values import Values, weights_of
 from ..capabilities import Unsupported
 from ..interface import ClientUpdates, TrainRequest
 from ..native.layers import compile_layers
+from ..parallel import clients_at_once
 from ..plain import PlainEngine
 from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
@@ -64,7 +65,7 @@ class WorkersEngine:
         crew, round = self._crew_for(requests)
         lasting = not any(_runs_own_code(request) for request in requests)
         try:
-            found = crew.train(round, requests, jobs, self.processes(len(jobs)))
+            found = crew.train(round, requests, jobs, clients_at_once(len(jobs), self.workers))
         except BaseException:
             lasting = False
             raise
@@ -72,11 +73,6 @@ class WorkersEngine:
             if not lasting:
                 self._disband()
         return found
-
-    def processes(self, jobs: int) -> int:
-        """Return the number of processes: one per core, or up to about twice as many if that avoids idle cores at the end of a round."""
-        tried = range(min(jobs, self.workers), min(jobs, 2 * self.workers + 1) + 1)
-        return min(tried, key=lambda p: -(-jobs // p) * max(p, self.workers))
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """Return None: the module itself, with all threads, is as fast."""
