@@ -146,4 +146,4 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
     for name, picture in pictures.items():
-        console.print(f"picture {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)
+        console.print(f"figure {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)

@@ -65,7 +65,7 @@ def _unfinished(folders: Sequence[RunFolder]) -> str:
 
 
 def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
-    """Write the pictures, and the result table as CSV and LaTeX."""
+    """Write the figures, and the result table as CSV and LaTeX."""
     picture = figures.overview(groups)
     pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
