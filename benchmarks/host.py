@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimicfl.algorithms import finite
-from mimicfl.algorithms.server import ClientUpdates
+from mimicfl.algorithms.updates import ClientUpdates
 from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.suite import Part, find_part
 from mimicfl.data import datasets

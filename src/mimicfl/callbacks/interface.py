@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..errors import UsageError, shown
-from ..metrics.recorder import RESERVED, Row
+from ..metrics.rows import RESERVED, Row
 
 
 @dataclass(frozen=True)

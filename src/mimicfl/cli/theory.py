@@ -22,7 +22,8 @@ from ..registry import parse
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
-from ..report.theory import Check, check, diagnosed
+from ..report.theory import Check, check
+from ..report.theory_rows import diagnosed
 from ..settings import MADE_BY, Experiment
 from ..theory.constants import constants
 from ..theory.population import Population

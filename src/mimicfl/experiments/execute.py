@@ -16,7 +16,7 @@ from ..engines.population import largest
 from ..errors import Diverged, Paused, UsageError, check_callable
 from ..files import open_files
 from ..metrics.history import History, read
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder, as_folder
 from ..settings import Experiment
 from ..simulation.checkpoint import check_folder

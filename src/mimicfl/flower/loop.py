@@ -22,7 +22,7 @@ from torch import nn
 from ..algorithms import trait
 from ..callbacks.interface import RoundInfo, RunInfo, copied
 from ..errors import Diverged, UsageError, number
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..participation import schedule
 from .exchange import Exchange
 from .interface import Strategy

@@ -17,7 +17,7 @@ from flwr.common import FitIns, Parameters, bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from ..algorithms import Instructions
-from ..algorithms.server import ClientUpdates, Request
+from ..algorithms.updates import ClientUpdates, Request
 from ..errors import UsageError, number
 from .client_form import ClientForm
 from .interface import RoundLoop

@@ -15,7 +15,8 @@ from torch import Tensor
 from ..algorithms import declared, trait
 from ..algorithms.base import Instructions, Step
 from ..algorithms.client_memory import ClientMemory
-from ..algorithms.server import ClientUpdates, Request, Server
+from ..algorithms.server import Server
+from ..algorithms.updates import ClientUpdates, Request
 from ..errors import Diverged, UsageError
 from .interface import RoundLoop
 from .names import natural_key

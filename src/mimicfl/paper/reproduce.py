@@ -13,7 +13,8 @@ from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
 from ..experiments.build import load_data
 from ..experiments.execute import Notice, Plan, Progress, carry_out
-from ..metrics.history import History, Row, read
+from ..metrics.history import History, read
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder
 from ..participation.run_schedule import run_schedule
 from ..problem import find_device

@@ -15,9 +15,9 @@ from ..errors import UsageError
 from ..files import replacing
 from ..metrics.columns import percent
 from ..metrics.history import History
+from ..tasks.metrics import higher_is_better
 from ..text import visible
 from .columns import axis as axis_name
-from .columns import higher_is_better
 from .curves import AXES
 from .styles import Dash
 from .summary import Group, algorithm_title, by_setting, colors_of, group, main_metric

@@ -10,7 +10,8 @@ import numpy as np
 from ..metrics.columns import percent
 from ..metrics.history import History
 from ..participation import observe
-from .columns import NAMES, OWN_TEST, axis, higher_is_better
+from ..tasks.metrics import higher_is_better
+from .columns import NAMES, OWN_TEST, axis
 from .curves import as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table

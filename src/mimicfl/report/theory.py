@@ -14,8 +14,7 @@ from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weig
 from ..theory.mixing import certified_rounds, largest_constant, mixing_bound
 from ..theory.rates import best_nu, has, largest_c, needs, varphi
 from ..theory.rounds import Rounds
-from .theory_rows import diagnosed as diagnosed
-from .theory_rows import local_rates, rates
+from .theory_rows import diagnosed, local_rates, rates
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from .figures import INK, class_table, dashes, fit_inside, legend_below, literal
 from .rates import at_best_rates
 from .styles import styles
 from .summary import Group
-from .theory import Check, bounded, check, diagnosed
+from .theory import Check, bounded, check
+from .theory_rows import diagnosed
 
 GOOD, BAD = "#2a9d8f", "#e76f51"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the colours of the page for 0 to 100 %

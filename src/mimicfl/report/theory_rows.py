@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..metrics.history import History, Row
+from ..metrics.history import History
+from ..metrics.rows import Row
 from ..theory.rounds import Rounds
 
 NUMBERS = ("K", "f", "grad2", "v2", "E", "gamma", "newcomers", "sigma2", "passes", "seconds")  # columns of a diagnosis

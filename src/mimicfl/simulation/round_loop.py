@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algorithms.client_numbers import together
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
-from ..algorithms.server import ClientUpdates
+from ..algorithms.updates import ClientUpdates
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
 from ..engines.provisional import next_engine
@@ -17,7 +17,7 @@ from ..engines.torch_settings import exact, own_threads
 from ..errors import Diverged
 from ..metrics.evaluate import Tally, scores
 from ..metrics.history import History
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..tasks import LearningTask
 from .run import Run
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..algorithms import trait
 from ..algorithms.finite import check_global_model
-from ..algorithms.server import ClientUpdates, Server
+from ..algorithms.server import Server
+from ..algorithms.updates import ClientUpdates
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
 from ..clients import params
 from ..engines.interface import TrainRequest
@@ -24,7 +25,8 @@ from ..metrics.diagnostics import Diagnosis, Diagnostics
 from ..metrics.evaluate import Score
 from ..metrics.groups import Visits, summary
 from ..metrics.history import History, read
-from ..metrics.recorder import Recorder, Row, scored
+from ..metrics.recorder import Recorder, scored
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder, as_folder
 from ..participation.run_schedule import Participation
 from ..participation.settings import ParticipationSettings
