@@ -265,8 +265,8 @@ def test_mimic_converges_while_fedavg_stays_above_its_floor():
         (lambda r: bounds.theorem1(r, 1.0, 1.0, 0.0, sigma=-1.0), "sigma must be at least 0"),
         (lambda r: bounds.lemma2(1.0, 5, 0.1, 0.0, 0.0, 0.0), "at most 1/(4 L K) = 0.05, got 0.1"),
         (lambda r: bounds.theorem3(r, 1.0, 1.0, 0.99, 0.5), "lower p_min or delta"),
-        (lambda r: Rounds([0.1, 0.1], r.available), "rates end after 2 rounds"),
-        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.available), "got nan in round 2"),
+        (lambda r: Rounds([0.1, 0.1], r.active), "rates end after 2 rounds"),
+        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.active), "got nan in round 2"),
     ],
 )
 def test_invalid_input_raises_usage_error(call, words):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..callbacks.interface import Callback, EachRound
 from ..errors import Diverged, Paused
-from ..experiments.execute import Plan, Progress, carry_out
+from ..experiments.execute import Plan, Progress, run_plan
 from ..files import scratch
 from ..metrics.environment import environment
 from ..metrics.history import read
@@ -23,7 +23,7 @@ def train_batch(
     failures: dict[str, str] = {}
     try:
         with scratch():
-            carry_out(plan, out, progress, until=until, callbacks=callbacks)
+            run_plan(plan, out, progress, until=until, callbacks=callbacks)
     except Paused:
         pass
     except Diverged as error:

@@ -48,7 +48,7 @@ def run(
     `each_round`, `callbacks` and `ray`, the address of a cluster, are as in `simulate`.
     """
     called = callback_set(each_round, callbacks)
-    [history] = carry_out({"": experiment}, out, progress, notice, callbacks=called.given, ray=ray).values()
+    [history] = run_plan({"": experiment}, out, progress, notice, callbacks=called.given, ray=ray).values()
     return history
 
 
@@ -75,7 +75,7 @@ def compare(
     if not isinstance(experiment, Experiment):
         raise UsageError(f"compare takes the settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
     names, numbers = algorithm_list(paper_algorithms() if algorithms is None else algorithms), seed_list(seeds)
-    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
+    found = iter(run_plan(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
     return Comparison({a: [next(found) for _ in numbers] for a in names})
 
 
@@ -87,7 +87,7 @@ def plan_comparison(experiment: Experiment, algorithms: Sequence[str], seeds: Se
     return named_apart([(run_name(e.algorithm, e.seed), e) for e in runs])
 
 
-def carry_out(
+def run_plan(
     plan: Plan,
     out: str | Path | None = None,
     progress: Progress | None = None,
@@ -105,7 +105,7 @@ def carry_out(
     out = None if out is None else as_folder(out)
     if out is not None and "" not in plan and (out / "config.toml").exists():
         raise UsageError(f"{out} is itself a run folder: choose another folder for the runs")
-    return execute(build_all(plan), out, progress, notice, until, callbacks, ray)
+    return run_built(build_all(plan), out, progress, notice, until, callbacks, ray)
 
 
 def build_all(plan: Plan) -> Built:
@@ -114,7 +114,7 @@ def build_all(plan: Plan) -> Built:
     return {name: build(experiment, made) for name, experiment in plan.items()}
 
 
-def execute(
+def run_built(
     built: Built,
     out: Path | None,
     progress: Progress | None = None,
@@ -123,7 +123,7 @@ def execute(
     callbacks: Sequence[Callback | EachRound] = (),
     ray: str = "",
 ) -> dict[str, History]:
-    """`carry_out` for experiments whose runs are built."""
+    """`run_plan` for runs that are built."""
     results, waiting = split_finished(built, out, callback_set(None, callbacks).given)
     _say_what_is_not_sent(list(results), out, callbacks, notice)
     failures: dict[str, Diverged] = {}

@@ -12,7 +12,7 @@ from typing import Any
 from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
 from ..experiments.build import load_data
-from ..experiments.execute import Notice, Plan, Progress, carry_out
+from ..experiments.execute import Notice, Plan, Progress, run_plan
 from ..metrics.history import History, read
 from ..metrics.rows import Row
 from ..metrics.store import RunFolder
@@ -133,7 +133,7 @@ def reproduce(
     for piece in pieces(plan):
         try:
             if until is None or time.monotonic() < until:
-                carry_out(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), until)
+                run_plan(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), until)
         except Diverged as error:
             failures.append(str(error))
         except Paused:
