@@ -22,7 +22,8 @@ from ..registry import parse
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
-from ..report.theory import Check, check, diagnosed
+from ..report.theory import Check, check
+from ..report.theory_rows import diagnosed
 from ..settings import MADE_BY, Experiment
 from ..theory.constants import constants
 from ..theory.population import Population
@@ -146,4 +147,4 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
     for name, picture in pictures.items():
-        console.print(f"picture {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)
+        console.print(f"figure {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)

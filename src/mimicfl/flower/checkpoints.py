@@ -28,7 +28,7 @@ VERSION = "2"  # of this layout. Version 0.2 of the package wrote one file with 
 CLIENTS, ROWS = ".clients", ".rows"
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints in one run folder."""
 
     def __init__(self, folder: RunFolder, keep: int = 5) -> None:
@@ -140,7 +140,7 @@ def rollback(path: str | Path, to: int | None = None) -> int:
     RunFolder(path)  # refuses what is not a run folder
     folder = RunFolder.claim(path, {})
     try:
-        kept = Checkpoints(folder)
+        kept = CheckpointStore(folder)
         rounds = kept.rounds()
         if folder.config.get("source") != "flower":
             raise UsageError(f"{folder.path} is not a federation: only runs on Flower can be rolled back")

@@ -76,7 +76,7 @@ class Strategy(Protocol):
     def global_rate(self, t: int, active: int, eta_L: float) -> float: ...
 
 
-class Rounds(Protocol):
+class RoundLoop(Protocol):
     """What forms and the selection of clients need from the round loop."""
 
     strategy: Strategy

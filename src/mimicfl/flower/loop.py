@@ -22,7 +22,7 @@ from torch import nn
 from ..algorithms import trait
 from ..callbacks.interface import RoundInfo, RunInfo, copied
 from ..errors import Diverged, UsageError, number
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..participation import schedule
 from .exchange import Exchange
 from .interface import Strategy
@@ -157,7 +157,7 @@ class Loop(Exchange):
         log.info("%s", log_line(row, num_rounds))
         if self.stopped:
             log.info("a callback stopped the run after round %s", t + 1)
-        s.callbacks.watch(row, self._info)
+        s.callbacks.notify(row, self._info)
         s.progress.note(row)
 
     @property

@@ -18,7 +18,7 @@ from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
 from .curves import first_to_reach
-from .rows import Row as Row
+from .rows import Row
 from .store import RunFolder
 
 if TYPE_CHECKING:

@@ -11,25 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from .evaluate import Score
-from .rows import TOTALS as TOTALS
-from .rows import Row as Row
+from .rows import TOTALS, Row
 from .store import RunFolder
 
-# Keys that only some rows have, and extra columns in a data frame of several runs.
-RESERVED = (
-    "stopped",
-    "distance",
-    "diagnosis",
-    "available",
-    "selected",
-    "missing",
-    "virtual_seconds",
-    "staleness",
-    "run",
-    "algorithm",
-    "availability",
-    "seed",
-)
 Saved = tuple[dict[str, Tensor], dict[str, str]]  # tensors and metadata
 
 

@@ -196,14 +196,17 @@ def lengths_digest(config: dict[str, Any]) -> str:
     return digest([config.get(key) for key in LENGTHS])
 
 
-def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
-    """Raise `UsageError` if the folder holds a run with other settings. `longer` allows more rounds or uploads than it was started with."""
-    if difference := differing_setting(folder, config, longer):
+def check_same(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Raise `UsageError` if the folder holds a run with other settings; it may be given more rounds or uploads."""
+    if difference := differing_setting(folder, config, longer=True):
         raise UsageError(f"{folder.path} holds a different run ({difference}); choose another folder")
 
 
-def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> str:
-    """A description of the first setting that differs, or an empty text. Settings that an older version lacks have their defaults."""
+def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool) -> str:
+    """A description of the first setting that differs, or an empty text. Settings that an older version lacks have their defaults.
+
+    `longer` allows more rounds or uploads than the run was started with.
+    """
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
     pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
     more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)

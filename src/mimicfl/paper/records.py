@@ -12,7 +12,8 @@ from .. import algorithms
 from ..errors import UsageError
 from ..files import explained, write_text
 from ..metrics.environment import THEN
-from ..metrics.history import History, Row
+from ..metrics.history import History
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder
 from ..settings import NOT_IN_RESULT, Experiment, from_dict
 

@@ -117,7 +117,7 @@ def _check(mean: float, least: float, labels: bool) -> None:
 @register("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(_Static):
-    """Client i is active with probability p_i in each round; the p_i follow a Dirichlet distribution with concentration `alpha`.
+    """Client i is available with probability p_i in each round; the p_i follow a Dirichlet distribution with concentration `alpha`.
 
     The smaller alpha, the more the clients differ. The defaults, with `labels=true`, are the experiments of FedAU (Wang and Ji, 2024):
     one weight per class from Dirichlet(0.1), mean probability 0.1, none below 0.02.
@@ -143,7 +143,7 @@ class Dirichlet(_Static):
 @register("lognormal")
 @dataclass(frozen=True)
 class Lognormal(_Static):
-    """Client i is active with probability p_i in each round; log p_i is normal with standard deviation `sigma`, and p_i at most 1."""
+    """Client i is available with probability p_i in each round; log p_i is normal with standard deviation `sigma`, and p_i at most 1."""
 
     sigma: float = 1.0
     mean: float = 0.1

@@ -65,11 +65,11 @@ def _unfinished(folders: Sequence[RunFolder]) -> str:
 
 
 def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
-    """Write the pictures, and the result table as CSV and LaTeX."""
+    """Write the figures, and the result table as CSV and LaTeX."""
     picture = figures.overview(groups)
     pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
-    schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
+    schedule = figures.availability(longest.active, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
     pictures.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))
