@@ -124,7 +124,7 @@ class Federated(StrategyMethods):
         check("weighting", weighting)
         self.needs_steps = update == "mean" or algorithms.trait(self.algorithm, "needs_steps")
         self.num_clients = num_clients if num_clients is None else integer("num_clients", num_clients)
-        self.wait_for = integer("wait_for", wait_for or self.min_available_nodes)
+        self.wait_for = integer("wait_for", wait_for or max(1, self.min_available_nodes))
         self.enough = checked_enough(enough)
         self.late = one_of("late", late, ["refuse", "count"])
         self.bound = NormBound.parse(max_norm)
