@@ -28,6 +28,7 @@ class Participation:
     active: np.ndarray  # bool [T, N]
     stages: Stages
     arrivals: Arrivals | None = None  # of an asynchronous run
+    counts_uploads: bool = False  # whether the run ends when a number of uploads is reached, which assumes that all rounds are as estimated
 
     @property
     def staged(self) -> Stages | None:
@@ -49,6 +50,11 @@ class Participation:
         if self.stages.selection.needs_model:
             self.active[t] = False
             self.active[t, now.active] = True
+            if self.counts_uploads and len(now.available) and not len(now.active):
+                raise UsageError(
+                    f"the selection picks none of the {len(now.available)} available clients in round {t}, so the run would end with fewer "
+                    "uploads than asked for; give rounds instead of uploads"
+                )
         return now
 
     def columns(self, t: int, now: RoundClients, before: float) -> dict[str, Any]:
@@ -97,7 +103,7 @@ def participation(
             "with a deadline and a selection that depends on the model, the uploads are not known in advance; give rounds instead"
         )
     available = run_schedule(pattern, num_clients, seed, class_counts, rounds, uploads, uploads_per_round, stages)
-    return Participation(available, stages.schedule(available), stages)
+    return Participation(available, stages.schedule(available), stages, counts_uploads=uploads is not None)
 
 
 def _steps(rounds: int | None, uploads: int | None, uploads_per_round: int) -> int:

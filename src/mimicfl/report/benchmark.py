@@ -170,7 +170,7 @@ def config_text(entry: Entry) -> str:
     config: Config | None = entry.state.chosen
     if config is None:
         return "–"
-    grown = f"; grid extended by {entry.state.extended}" if entry.state.extended else ""
+    grown = f" (+{entry.state.extended})" if entry.state.extended else ""
     return ", ".join(f"{name} {value:g}" for name, value in config.items()) + grown
 
 

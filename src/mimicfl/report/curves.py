@@ -12,7 +12,7 @@ from .columns import NAMES, OWN_TEST
 
 AXES = {
     "uploads": "model uploads",
-    "round": "round",
+    "round": "rounds",
     "megabytes": "megabytes uploaded, all clients",
     "seconds": "wall-clock time (s)",
     "virtual_seconds": "virtual time (s)",

@@ -3,12 +3,13 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..clients.local_sgd import EXTRAS
@@ -104,7 +105,13 @@ def escaping() -> jinja2.Environment:
 def _parts(label: str) -> Markup:
     """A label such as `MimiC, lr 0.1`, whose lines break between its parts rather than inside them."""
     words = visible(label).split(", ")
-    return Markup(" ").join(Markup('<span class="part">{}</span>').format(word) for word in [*(f"{w}," for w in words[:-1]), words[-1]])
+    spans = (Markup('<span class="part">{}</span>').format(_breakable(word)) for word in [*(f"{w}," for w in words[:-1]), words[-1]])
+    return Markup(" ").join(spans)
+
+
+def _breakable(word: str) -> Markup:
+    """A spec such as `cyclic:period=20,on=4`, whose lines break after its separators."""
+    return Markup(re.sub(r"([,:])(?=\S)", r"\1<wbr>", str(escape(word))))
 
 
 def _visible_text(value: Any) -> Any:

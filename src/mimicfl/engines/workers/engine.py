@@ -23,6 +23,7 @@ from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
 from .memory import Known, Round, index_of
 
+FEW = 64  # numbers of a frozen weight that are compared between rounds
 MOST_KNOWN = 256  # pairs of clients and settings that a crew shares, before those of earlier rounds are forgotten
 
 
@@ -106,12 +107,19 @@ def stamp(model: nn.Module, module: nn.Module, loss: Loss, known: Known) -> str:
     """Describe by value what workers share with this process, except for the trainable weights and buffers, which every round sends.
 
     `module` is the copy of `model` that trains; its classes may be mixed with ours. Data and frozen weights are described by how often they
-    were changed in place, since hashing them would take longer than a round.
+    were changed in place, since hashing them would take longer than a round; frozen weights also by where they lie and by a few of their
+    numbers, since changes of `weight.data` are not counted.
     """
     values = Values(by_shape=[*weights_of(model), *weights_of(module)])
-    frozen = [p._version for p in module.parameters() if not p.requires_grad]
+    frozen = [[p._version, *_few(p)] for p in module.parameters() if not p.requires_grad]
     changes = [frozen, *([_versions(clients.x), _versions(clients.y)] for clients, _ in known)]
     return values.of([module, [type(layer) for layer in model.modules()], loss, [local for _, local in known], changes])
+
+
+def _few(weight: Tensor) -> list[object]:
+    if weight.layout != torch.strided:
+        return []
+    return [weight.data_ptr(), weight.detach().flatten()[:: max(1, weight.numel() // FEW)]]
 
 
 def _runs_own_code(request: TrainRequest) -> bool:

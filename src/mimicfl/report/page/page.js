@@ -12,14 +12,21 @@ function update() {
     if (swatch && drawn.has(g.label)) swatch.outerHTML = swatchOf(drawn.get(g.label));
   });
   for (const id of ["curves-csv", "curves-png", "curves-svg"]) $(id).disabled = !$("chart").querySelector("figure");  // nothing to export
+  if ($("filtered")) $("filtered").textContent = notShown();
   remember();
+}
+
+// How many values of settings are filtered out: the filters may be folded.
+function notShown() {
+  const off = DATA.settings.flatMap((key) => DATA.groups.map((g) => g.settings[key]).filter((v, k, all) => all.indexOf(v) === k && (state.off[key] || new Set()).has(v)));
+  return off.length ? ` (not shown: ${off.join("; ")})` : "";
 }
 
 function drawFilters() {
   if (!$("filters")) return;
   $("filters").replaceChildren(...DATA.settings.map((key) => {
     const set = document.createElement("fieldset"), values = [...new Set(DATA.groups.map((g) => g.settings[key]))];
-    set.innerHTML = `<legend>${text(key)}</legend>` + values.map((v, k) => `<label><input type="checkbox" data-value="${k}"${(state.off[key] || new Set()).has(v) ? "" : " checked"}> ${text(v)}</label>`).join("");
+    set.innerHTML = `<legend>${text(key)}</legend>` + values.map((v, k) => `<label><input type="checkbox" data-value="${k}"${(state.off[key] || new Set()).has(v) ? "" : " checked"}> ${named(v)}</label>`).join("");
     set.querySelectorAll("input").forEach((box, k) => { box.onchange = () => {
       state.off[key] ??= new Set();
       box.checked ? state.off[key].delete(values[k]) : state.off[key].add(values[k]);
