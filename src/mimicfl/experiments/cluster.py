@@ -14,7 +14,7 @@ from typing import Any
 
 from ..engines.cluster.connect import connect, count_workers, import_ray
 from ..errors import UsageError
-from ..files import explained, replacing
+from ..files import make_folder, replacing
 from ..settings import from_dict
 from .execute import Notice, Plan, build_all, groups, run_plan, split_finished
 
@@ -24,9 +24,7 @@ MOST_DEATHS = 5  # deaths of workers with the same group of runs: then the group
 def run_plan_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:
     """All runs of the plan on the cluster at `address` ("auto", "local", or a Ray address), each in its folder below `out`."""
     ray = import_ray()
-    target = Path(out).resolve()
-    with explained(target):
-        target.mkdir(parents=True, exist_ok=True)
+    target = make_folder(Path(out).resolve())
     parts = _parts(plan, target)
     if not parts:
         return notice("all runs are already finished")

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, replacing, write_tensors
+from ..files import explained, make_folder, replacing, write_tensors
 from ..metrics.recorder import Saved
 from ..metrics.store import RunFolder, checksum
 
@@ -56,8 +56,7 @@ class CheckpointStore:
         self._sweep()
 
     def _write_segment(self, parts: dict[str, Tensor], round_: str) -> dict[str, Any]:
-        with explained(self.state):
-            self.state.mkdir(exist_ok=True)
+        make_folder(self.state)
         names = {each["file"] for each in self.segments}
         file = next(name for k in range(len(names) + 2) if (name := f"rows-{round_}{'-' * bool(k)}{k or ''}.safetensors") not in names)
         write_tensors(self.state / file, parts, crc := {"crc32": checksum(parts)})
@@ -65,8 +64,7 @@ class CheckpointStore:
 
     def _keep_history(self, round_: int) -> None:
         """Keep the checkpoint that was just written beside the last few."""
-        with explained(self.history):
-            self.history.mkdir(exist_ok=True)
+        with explained(make_folder(self.history)):
             target = self.history / f"{round_}.safetensors"
             target.unlink(missing_ok=True)
             try:

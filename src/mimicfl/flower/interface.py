@@ -39,7 +39,7 @@ class Strategy(Protocol):
     min_train_nodes: int
     min_evaluate_nodes: int
     min_available_nodes: int
-    progress: Any
+    failures: Any
     save_every: tuple[int, float]
     keep_checkpoints: int
     bound: Any

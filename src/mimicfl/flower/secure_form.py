@@ -72,7 +72,7 @@ class SecureForm(ClientForm):
         request, contents = s.request(current.t, list(clients), self.arrays(), config)
         current.sent = {client: SentMessage(clients[client], client, "secure", current.t, request) for client in contents}
         current.eta_L = request.eta_L
-        least = max(FEWEST, s.progress.min_counted)
+        least = max(FEWEST, s.failures.min_counted)
         needed = max(least, math.ceil(self.threshold * len(clients) - 1e-9))  # more than half, since the threshold is above one half
         if len(clients) < least:
             current.failed |= dict.fromkeys(clients, f"a secure round needs at least {least} clients, only {len(clients)} are available")

@@ -1,8 +1,6 @@
 """Record the rounds of a run, simulated or deployed: one row per round, running totals, checkpoints and the result.
 
-A row holds: round, active (number of active clients), clients (their ids), empty, local_lr, global_lr, the totals, train_loss, test_loss,
-test_accuracy, class_accuracy and seconds. The totals count from the first round: uploads (model uploads as the paper counts them), vectors
-and bytes.
+The docstring of `History` lists the columns of a row. The totals count from the first round.
 """
 
 from collections.abc import Mapping, Sequence

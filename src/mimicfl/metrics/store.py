@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, remove_leftovers, write_tensors, write_text
+from ..files import explained, explained_reading, make_folder, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
@@ -59,8 +59,7 @@ class RunFolder:
     def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
         """Create or open the folder of a run and lock it. The caller checks whether an existing run is the same one."""
         path = as_folder(path)
-        with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
+        with explained(make_folder(path)):
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in FILES)
         if others and not (path / "config.toml").exists():
             raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}); choose another folder")

@@ -143,7 +143,7 @@ class Run:
         sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
         self.recorder.count(uploads=uploads, **sent)
 
-    def close_round(self, request: TrainRequest | None, loss: float | None, together: int) -> Row:
+    def close_round(self, request: TrainRequest | None, loss: float | None, together: int = 1) -> Row:
         """Evaluate, call back, record, and save a checkpoint when it is time.
 
         `loss` is the mean training loss of the active clients, `together` how many runs train together.
