@@ -63,6 +63,8 @@ addEventListener("load", () => {
     const box = dot.getBoundingClientRect();
     return !document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2)?.dataset.tip;
   }).length);
+  const axis = { low: 0, high: 2, label: "" }, point = { x: [1], y: [1], s: [0], every: [], color: "red", dash: [0, []] };
+  note("single", curvesSvg({ lines: [point] }, frame({ width: 300, height: 200 }, axis, axis), false).includes("<circle"));
   note("csv", curvesCsv().split("\\n").length); note("csvHead", curvesCsv().split("\\n")[0]);
   note("latex", DATA.exports.latex.split("\\n")[0]);
   note("svg", chartSvg().includes("<svg") && !chartSvg().includes("NaN"));
@@ -71,6 +73,8 @@ addEventListener("load", () => {
   const named = (node, name) => [...document.querySelectorAll(node)].filter((each) => each.textContent.includes(name));
   const strokes = (node, name) => [...new Set(named(node, name).map((each) => each.querySelector("line").getAttribute("stroke")))].join();
   note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name) === strokes("#legend button", name)));
+  const filters = document.querySelector(".filters");
+  filters.open = true; filters.ontoggle(); filters.open = false; recall(); note("unfolded", filters.open);
   note("hash", decodeURIComponent(location.hash).includes("availability"));
   const hide = () => document.querySelectorAll("#legend button").forEach((_, k) => document.querySelectorAll("#legend button")[k].click());
   const disabled = () => ["csv", "png", "svg"].map((kind) => document.getElementById("curves-" + kind).disabled).join();
@@ -140,6 +144,10 @@ def test_a_zoom_between_two_rounds_shows_the_curves(dom):
     assert data_attribute(dom, "tapped") == "true"
 
 
+def test_a_run_with_one_round_has_a_point(dom):
+    assert data_attribute(dom, "single") == "true"
+
+
 def test_export(dom):
     assert data_attribute(dom, "csv-head") == "curve,panel,round,test_accuracy,std"
     assert int(data_attribute(dom, "csv")) >= 6 * 5 + 2
@@ -147,6 +155,7 @@ def test_export(dom):
     assert data_attribute(dom, "svg") == "true"
     assert int(data_attribute(dom, "png")) > 10_000
     assert data_attribute(dom, "hash") == "true"
+    assert data_attribute(dom, "unfolded") == "true"  # as it was before a live page was loaded again
     assert data_attribute(dom, "folded") == "availability|label-correlated:classes=[0,1,2],|rare=0.02"
 
 

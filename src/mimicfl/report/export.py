@@ -55,8 +55,8 @@ def results_latex(groups: Sequence[Group]) -> str:
     form = "l" * left + "r" * (len(heads) - left)
     body = [" & ".join(row) + r" \\" for row in rows]
     top = [r"\begin{tabular}{" + form + "}", r"\toprule", " & ".join(map(latex, heads)) + r" \\", r"\midrule"]
-    about = f"% {' '.join(axis(metric).split())}, mean and standard deviation over seeds; "
-    about += "bold: the best mean of a setting, and those that tie with it"
+    name = " ".join(axis(metric).split())
+    about = f"% {name}, mean and standard deviation over seeds; bold: the best mean of a setting, and those that tie with it"
     return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", about, ""])
 
 

@@ -130,7 +130,10 @@ function curvesSvg(panel, f, seeds) {
       svg += `<path d="${up}${down}Z" fill="${g.color}" opacity=".14"/>`;
     }
   }
-  for (const g of panel.lines) svg += `<path d="${f.path(g.x, g.y)}" fill="none" ${pen(g, g.strong ? 2.8 : 1.8)} stroke-linejoin="round"/>`;
+  for (const g of panel.lines) {
+    svg += `<path d="${f.path(g.x, g.y)}" fill="none" ${pen(g, g.strong ? 2.8 : 1.8)} stroke-linejoin="round"/>`;
+    if (g.x.length === 1) svg += `<circle cx="${f.X(g.x[0])}" cy="${f.Y(g.y[0])}" r="3.2" fill="${g.color}"/>`;  // one round so far
+  }
   return svg + `</svg><rect class="zoom" y="${f.top}" height="${f.bottom - f.top}" visibility="hidden"/><line class="grid cursor" y1="${f.top}" y2="${f.bottom}" visibility="hidden"/></svg>`;
 }
 
