@@ -106,8 +106,8 @@ class Loop(Exchange):
         else:
             self._save()  # from the start, since clients store their state under this experiment's id
         s.form.experiment = self.log.experiment
-        if self.log.t < num_rounds:
-            self.log.reopen()
+        if self.log.folder is not None and self.log.t < num_rounds:
+            self.log.folder.reopen()
         self.first = self.log.t
         self.arrays = s.hand_out()
         self.result.arrays = s.evaluated(self.arrays)

@@ -46,7 +46,7 @@ class History:
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or a function that creates it
     fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)  # empty in records and in runs of earlier versions
-    environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions, hardware and engine, where read from disk
     directions: dict[str, bool] = field(default_factory=dict, repr=False)  # of the task's metrics, by column: is a larger value better?
     params_round: int = -1  # number of rounds in `params`; less than all rows if an unfinished run was read between two checkpoints
 
@@ -163,7 +163,7 @@ def read(folder: RunFolder) -> History:
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
         fingerprint=Fingerprint.from_json(facts.get("run", "")),
-        environment=folder.environment(),
+        environment=folder.environment() | {"engine": facts.get("engine", "")},
         directions=_directions(facts.get("directions", "{}")),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )

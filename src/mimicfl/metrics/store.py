@@ -30,7 +30,7 @@ from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
 from .environment import continued, environment
-from .find import config_files
+from .find import config_files, is_finished
 from .lock import lock_folder
 from .rows import Row, RowsFile, number_of_rounds
 
@@ -89,8 +89,11 @@ class RunFolder:
         given = tomllib.loads(dumps(config))
         lengths = {key: given[key] for key in LENGTHS if key in given}
         self._write_config({key: value for key, value in self.config.items() if key not in LENGTHS} | lengths)
-        if self.finished:
-            (self.path / "final.safetensors").unlink()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Remove the result of a finished run, which will now run for more rounds or again."""
+        (self.path / "final.safetensors").unlink(missing_ok=True)
 
     def _write_config(self, config: dict[str, Any]) -> None:
         text = dumps(config)
@@ -114,7 +117,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "final.safetensors").exists()
+        return is_finished(self.path)
 
     def environment(self) -> dict[str, Any]:
         file = self.path / "env.json"
