@@ -36,7 +36,7 @@ def _options() -> list[str]:
 
 
 # The keys of the run config, with - for _: `flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`. "" means: use the default.
-SETTINGS = tuple(_options())
+RUN_CONFIG = tuple(_options())
 
 
 def server_app(
@@ -61,7 +61,7 @@ def server_app(
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
         given = {key.replace("-", "_"): value for key, value in context.run_config.items() if value != ""}
-        options = settings | {key: value for key, value in given.items() if key in SETTINGS}
+        options = settings | {key: value for key, value in given.items() if key in RUN_CONFIG}
         rounds, timeout = int(options.pop("num_rounds", ROUNDS)), float(options.pop("timeout", TIMEOUT))
         arrays, untrained = model_arrays(module := model())
         strategy = make_strategy(untrained, options)
@@ -78,8 +78,8 @@ def server_app(
 def check_names(settings: dict[str, Any], where: str) -> None:
     """Raise `UsageError` if a setting is unknown."""
     for name in settings:
-        if name not in SETTINGS:
-            raise UsageError(f"{where} has no setting {name!r}; {nearest(name, SETTINGS)}")
+        if name not in RUN_CONFIG:
+            raise UsageError(f"{where} has no setting {name!r}; {nearest(name, RUN_CONFIG)}")
 
 
 def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
