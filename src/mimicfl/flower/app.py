@@ -55,7 +55,8 @@ def server_app(
     settings   options of `Federated`, num_rounds, timeout, track (trackers, as in "tensorboard:DIR csv:DIR"),
                form="server" | "client" | "secure", and for secure rounds threshold and clip; the run config takes precedence
     """
-    check_names(settings, "server_app")
+    if unknown := [name for name in settings if name not in RUN_CONFIG]:
+        raise UsageError(f"server_app has no setting {unknown[0]!r}; {nearest(unknown[0], RUN_CONFIG)}")
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
@@ -73,13 +74,6 @@ def server_app(
         )
 
     return app
-
-
-def check_names(settings: dict[str, Any], where: str) -> None:
-    """Raise `UsageError` if a setting is unknown."""
-    for name in settings:
-        if name not in RUN_CONFIG:
-            raise UsageError(f"{where} has no setting {name!r}; {nearest(name, RUN_CONFIG)}")
 
 
 def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
