@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, make_folder, remove_leftovers, write_tensors, write_text
+from ..files import explained, make_folder, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
@@ -174,8 +174,10 @@ def as_folder(path: Any) -> Path:
     """Convert a folder given by the user to a path; raises `UsageError` if it cannot be one."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
         raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
-    with explained_reading(Path(text)):
+    try:
         (Path(text) / "config.toml").exists()  # fails if the name is too long or permission is missing
+    except OSError as error:
+        raise UsageError(f"{text[:200]} cannot be read: {error.strerror or error}") from None
     return Path(text)
 
 
