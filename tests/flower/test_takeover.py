@@ -8,7 +8,7 @@ from tests.flower.problems import app, model_arrays, problem
 from tests.flower.toy import Toy, run
 
 OPTIONS = {"fraction_evaluate": 0.0, "lr": 0.3, "wait_for": 3, "max_norm": None}
-TIMEOUT = 1000.0  # simulated seconds: a round that waits for its deadline is seen by the clock
+TIMEOUT = 1000.0  # virtual seconds: a round that waits for its deadline is seen by the clock
 
 
 def node_of(federation, number):
