@@ -23,7 +23,7 @@ import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
 
-PROGRAMS = ("python", "mimicfl", "flwr", "flwr-clientapp", "flwr-serverapp", "flower-superexec")
+PROGRAMS = ("python", "mimicfl", "flwr", "flwr-clientapp", "flwr-serverapp", "flower-superexec", "flower-superlink", "flower-supernode")
 IMPORTED = (
     "torch",
     "safetensors.torch",
