@@ -147,7 +147,7 @@ def begin(order, files):
     os.environ.update(order["environment"])
     try:
         obey(*order["words"])
-        ended[0] = 0
+        sys.exit(0)
     except SystemExit as end:
         ended[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise
