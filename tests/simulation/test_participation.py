@@ -62,7 +62,7 @@ def test_a_budget_of_uploads_needs_a_selection_that_picks_a_client(digits):
     """A round without clients uploads nothing: the run would end with fewer uploads than asked for."""
     given = {**digits, "rounds": None, "local": mf.LocalSGD(steps=1), "engine": "plain"}
     assert mf.simulate(**given, uploads=3, select=lambda c: c.available[:1]).rows[-1]["uploads"] == 3
-    with pytest.raises(mf.UsageError, match="round 1.*rounds instead"):
+    with pytest.raises(mf.UsageError, match=r"round 1.*rounds instead"):
         mf.simulate(**given, uploads=3, select=lambda c: c.available[: 1 - c.t])
     given["rounds"] = 3
     assert [row["active"] for row in mf.simulate(**given, select=lambda c: c.available[: 1 - c.t % 2]).rows] == [1, 0, 1]

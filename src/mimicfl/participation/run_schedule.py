@@ -1,4 +1,4 @@
-"""Which clients take part in each round of a run, whose length is a number of rounds or a budget of model uploads."""
+"""Which clients participate in each round of a run, whose length is a number of rounds or a budget of model uploads."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,7 +94,7 @@ def participation(
     uploads_per_round: int,
     buffered: Buffered | None = None,
 ) -> Participation:
-    """Which clients take part in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
+    """Which clients participate in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
     if buffered is not None:
         return _asynchronous(buffered, pattern, stages, num_clients, seed, class_counts, _steps(rounds, uploads, uploads_per_round))
     stages.check(num_clients)

@@ -46,11 +46,11 @@ def identity(program: str) -> str:
     return "\n".join([*version, platform.machine(), *target])
 
 
-def library(source: str, extra: tuple[str, ...] = ()) -> Path:
+def library(source: str) -> Path:
     """Return the path of the compiled library of this source; compile it if it is not in the cache."""
     program = compiler()
     with compile_cache() as cache:
-        return cache.path / _compiled(cache, program, source, extra)
+        return cache.path / _compiled(cache, program, source, ())
 
 
 def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:

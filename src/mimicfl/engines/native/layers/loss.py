@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .kinds import Call, Functions, Kind, Memory, Product, at, fits, ordinary, plain
-from .linear import multiply, weight_gradient
+from .linear import multiply, parameter_gradients
 
 FEWEST_CLASSES = 64
 FEWEST_OUTPUTS = 1024  # of a product that is remembered
@@ -130,10 +130,9 @@ class CrossEntropy(torch.autograd.Function):
             dz = columns(begin, here.stop - begin)
             if dx is not None:
                 dx += multiply(dz, w[here].t())
-            if dw is not None:
-                dw[here] = weight_gradient(dz, x)
-            if db is not None:
-                torch.sum(dz, 0, out=db[here])
+            _, sums = parameter_gradients(dz, x, w_needs, bias_needs, None if dw is None else dw[here])
+            if db is not None and sums is not None:
+                db[here] = sums
         return None, None, None, dx, dw, db
 
 
