@@ -45,12 +45,17 @@ addEventListener("load", () => {
   const before = marks();
   const drag = (from, to) => { mouse("pointerdown", from); mouse("pointermove", (from + to) / 2); mouse("pointerup", to); };
   drag(0.4, 0.8);
-  note("wholeRounds", [...document.querySelectorAll("#chart svg.plot")[0].querySelectorAll("text[text-anchor=middle]")].every((t) => !t.textContent.includes(".")));
+  const below = [...document.querySelector("#chart svg.plot").querySelectorAll("text[text-anchor=middle]")];
+  note("wholeRounds", below.every((mark) => !mark.textContent.includes(".")));
   note("zoomed", marks() !== before && !document.getElementById("unzoom").hidden);
   document.getElementById("unzoom").onclick(); note("unzoomed", marks() === before);
   drag(0.44, 0.48);  // less than a round: no point of a curve is inside
-  note("between", document.querySelector("#chart").textContent.includes("NaN") || [...document.querySelectorAll("#chart path[fill=none]")].every(
-    (path) => { const all = path.getBBox(), box = path.ownerSVGElement.viewBox.baseVal; return all.y > box.y + box.height || all.y + all.height < box.y; }));
+  const outside = (path) => {
+    const all = path.getBBox(), box = path.ownerSVGElement.viewBox.baseVal;
+    return all.y > box.y + box.height || all.y + all.height < box.y;
+  };
+  const nan = document.querySelector("#chart").textContent.includes("NaN");
+  note("between", nan || [...document.querySelectorAll("#chart path[fill=none]")].every(outside));
   document.getElementById("unzoom").onclick();
   mouse("pointerdown", 0.5); mouse("pointerup", 0.5);  // a tap
   note("tapped", !tip.hidden && tip.textContent.includes("MimiC") && document.getElementById("unzoom").hidden);
