@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -19,26 +20,38 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-PATIENCE = 120  # seconds; on a busy machine, Chromium sometimes never ends, and then works at the second try
+PATIENCE = 120  # seconds in which a page is shown, on a busy machine
 
 
 def chromium(address, folder, *options, budget=4000):
-    """Open a page with a profile of its own, for a budget of virtual milliseconds, and return what Chromium prints."""
+    """Open a page with a profile of its own, for a budget of virtual milliseconds, and return what Chromium prints.
+
+    On a busy machine, Chromium sometimes prints everything and then never ends, so that it is killed once it has printed everything.
+    """
+    folder.mkdir(exist_ok=True)
+    out, errors = folder / "printed.html", folder / "errors.txt"
     for attempt in range(4):
-        command = [
-            CHROMIUM,
-            *FLAGS,
-            f"--virtual-time-budget={budget}",
-            f"--user-data-dir={folder / f'profile{attempt}'}",
-            *options,
-            address,
-        ]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True) as browser:
+        profile = f"--user-data-dir={folder / f'profile{attempt}'}"
+        command = [CHROMIUM, *FLAGS, f"--virtual-time-budget={budget}", profile, *options, address]
+        with (
+            out.open("wb") as first,
+            errors.open("wb") as second,
+            subprocess.Popen(command, stdout=first, stderr=second, start_new_session=True) as browser,
+        ):
+            limit = time.monotonic() + PATIENCE * (1 + attempt)
+            while not (done := complete(out, errors)) and browser.poll() is None and time.monotonic() < limit:
+                time.sleep(0.05)
             try:
-                out, errors = browser.communicate(timeout=PATIENCE * (1 + attempt))
+                code = browser.wait(1 if done else 0)
             except subprocess.TimeoutExpired:
                 os.killpg(browser.pid, signal.SIGKILL)
-                continue
-        assert browser.returncode == 0, errors
-        return out
+                code = 0 if done else None
+        assert not code, errors.read_text(errors="replace")
+        if code == 0:
+            return out.read_text()
     raise AssertionError(f"Chromium did not end in {attempt + 1} attempts at {address}")
+
+
+def complete(out, errors):
+    """Whether Chromium has printed the whole page, or said that the screenshot is written."""
+    return out.read_text(errors="replace").endswith("</html>\n") or "bytes written to file" in errors.read_text(errors="replace")

@@ -67,7 +67,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     for cell in ("static_0.5", "always"):
         assert (Path("runs/grid") / cell / "report.html").is_file()
         assert f"\n{cell}\n" in out
-    assert out.index("availability static:0.5") < out.index("runs/grid/report.html") < out.index("\nstatic_0.5\n")  # all at a glance
+    assert out.index("\nstatic_0.5\n") < out.index("\nall settings\n") < out.index("runs/grid/report.html")  # all at a glance, last
     assert main(["sweep", "grid.toml"]) == 0
     assert "[1/8]" not in capsys.readouterr().out  # nothing is trained twice
     (Path("runs/grid/always/mimic-s0/final.safetensors")).unlink()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..metrics.history import History, Row
-from ..metrics.recorder import RESERVED, TOTALS
+from ..metrics.history import History
+from ..metrics.rows import RESERVED, TOTALS, Row
 from .columns import NAMES, OWN_TEST
 
 AXES = {

@@ -34,7 +34,7 @@ THEORY = {
     "a gap if the error is zero up to rounding.",
     "parts": "Objective bias of the active clients; the two parts of MimiC's correction (for other algorithms: the parts it would have): "
     "A_1, the error of the round in which a client last participated, and A_2, the change of its deviation since then; the norms of the "
-    "clients' memory; and staleness.",
+    "clients' memory; and the rounds since clients last participated.",
     "recall": "Recall by class over time: blue is near 100 %, orange near 0.",
     "certificate": "The learning rate, and the rates with a convergence certificate: by Theorem 2 (Lemma 6), and by the mixing bound.",
 }
