@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import mimicfl as mf
 from mimicfl.report.report import write_report
@@ -221,3 +224,16 @@ def test_the_page_stays_small(sweep):
 def test_what_is_hidden_cannot_be_exported(dom):
     assert data_attribute(dom, "exports-hidden") == "true,true,true"
     assert data_attribute(dom, "exports-shown") == "false,false,false"
+
+
+def test_the_printed_page_is_light(sweep, tmp_path):
+    """Also where the page is dark on the screen."""
+    page = write_report([sweep / "runs"], sweep / "printed").page
+    page.write_text(page.read_text().replace("(prefers-color-scheme: dark)", "all"))
+    pdf = tmp_path / "page.pdf"
+    chromium(page.as_uri(), tmp_path / "profile", "--no-pdf-header-footer", f"--print-to-pdf={pdf}")
+    if shutil.which("pdftoppm") is None:
+        pytest.skip("no pdftoppm on this machine")
+    subprocess.run(["pdftoppm", "-r", "20", "-singlefile", "-png", pdf, tmp_path / "sheet"], check=True)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert np.median(np.asarray(sheet.convert("L"))) > 200
