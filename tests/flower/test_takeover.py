@@ -149,7 +149,13 @@ def test_a_secure_round_does_not_wait_for_a_client_that_restarted(tmp_path, stag
     assert stage == "unmask" or "restarted" in strategy.rows[1]["failed"]["3"]
 
 
-SUMS = {mf.MIFA: ("total", "G"), mf.FedVARP: ("total", "y"), mf.FedStale: ("total", "y"), mf.SCAFFOLD: ("c", "c_i"), mf.MimiC: ("zero", "c")}
+SUMS = {
+    mf.MIFA: ("total", "G"),
+    mf.FedVARP: ("total", "y"),
+    mf.FedStale: ("total", "y"),
+    mf.SCAFFOLD: ("c", "c_i"),
+    mf.MimiC: ("zero", "c"),
+}
 
 
 @pytest.mark.parametrize("kind", SUMS)
