@@ -13,6 +13,9 @@ def test_the_median_counts_runs_that_end_before():
     assert censored_median([1.0], [5.0, 5.0]) is None
     # A run that ends before an event is not at risk in it: 4/5 after 1; of three left, 2/3 after 3 and 1/3 after 4.
     assert censored_median([1.0, 3.0, 4.0], [2.0, 9.0]) == 4.0
+    # Runs that reach it at the same time count together: 2 of 4, and 2 of 3 after another run has ended.
+    assert censored_median([5.0, 5.0], [8.0, 9.0]) == 5.0
+    assert censored_median([5.0, 5.0, 9.0], [1.0, 3.0, 8.0]) == 5.0
 
 
 def test_the_first_row_to_reach_a_target():

@@ -44,12 +44,12 @@ def first_to_reach(rows: Sequence[Row], target: float, metric: str = "test_accur
 def censored_median(reached: Sequence[float], censored: Sequence[float]) -> float | None:
     """The median of times of which the censored ones are only known to be longer (Kaplan-Meier); None if it is beyond all reached.
 
-    >>> censored_median([3.0, 5.0, 8.0], [10.0]), censored_median([3.0], [10.0, 10.0])
-    (5.0, None)
+    >>> censored_median([3.0, 5.0, 8.0], [10.0]), censored_median([3.0], [10.0, 10.0]), censored_median([5.0, 5.0], [8.0, 9.0])
+    (5.0, None, 5.0)
     """
     remaining = 1.0
-    for time in sorted(reached):
-        remaining *= 1 - 1 / sum(other >= time for other in (*reached, *censored))
+    for time in sorted(set(reached)):  # runs that reach the target at the same time count together
+        remaining *= 1 - sum(other == time for other in reached) / sum(other >= time for other in (*reached, *censored))
         if remaining <= 0.5 + 1e-9:
             return time
     return None
