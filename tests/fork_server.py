@@ -23,7 +23,7 @@ import tempfile
 from importlib.metadata import entry_points
 from pathlib import Path
 
-PROGRAMS = ("python", "mimicfl", "flwr", "flwr-clientapp", "flwr-serverapp", "flower-superexec")
+PROGRAMS = ("python", "mimicfl", "flwr", "flwr-clientapp", "flwr-serverapp", "flower-superexec", "flower-superlink", "flower-supernode")
 IMPORTED = (
     "torch",
     "safetensors.torch",
@@ -147,7 +147,7 @@ def begin(order, files):
     os.environ.update(order["environment"])
     try:
         obey(*order["words"])
-        ended[0] = 0
+        sys.exit(0)
     except SystemExit as end:
         ended[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
         raise

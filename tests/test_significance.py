@@ -70,6 +70,8 @@ def test_sign_flips_by_hand():
     assert sign_flips([1.0, 1.0, 1.0]) == 2 / 8
     assert sign_flips([3.0, 1.0, -2.0]) == 6 / 8  # |sum| 2: of the sums ±6, ±2, ±4, ±0, six are at least as large
     assert sign_flips([0.0, 0.0]) == 1.0
+    for order in itertools.permutations([1, 2, 3, -4, 5]):  # rounding makes no equal sum smaller, in whatever order it is added
+        assert sign_flips([d / 10 for d in order]) == sign_flips(order)
 
 
 def test_sampled_sign_flips_agree_with_exact_ones():

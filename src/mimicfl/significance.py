@@ -116,15 +116,25 @@ def sign_flips(differences: Sequence[float]) -> float:
     0.25
     """
     d = np.asarray(differences, dtype=np.float64)
+    found = abs(d.sum()) - 1e-9 * np.abs(d).sum()  # rounding must not make an equal sum smaller
+    if found <= 0:
+        return 1.0
     if len(d) <= MOST_EXACT:
-        sums = np.zeros(1)
-        for value in d:
-            sums = np.concatenate([sums + value, sums - value])
-    else:
-        signs = np.random.default_rng(0).integers(0, 2, (DRAWS - 1, len(d)), dtype=np.int8) * 2 - 1
-        sums = np.concatenate([[d.sum()], signs @ d])
-    slack = 1e-9 * float(np.abs(d).sum())  # rounding must not make an equal sum smaller
-    return float(np.mean(np.abs(sums) >= abs(d.sum()) - slack))
+        # Every sum is one of the first half of the differences and one of the second; as many are at least `found` as at most -found.
+        first, second = _signed_sums(d[: len(d) // 2]), np.sort(_signed_sums(d[len(d) // 2 :]))
+        as_large = len(first) * len(second) - int(np.searchsorted(second, found - first).sum())
+        return float(2 * as_large / 2 ** len(d))
+    signs = np.random.default_rng(0).integers(0, 2, (DRAWS - 1, len(d)), dtype=np.int8) * 2 - 1
+    sums = np.concatenate([[d.sum()], signs @ d])
+    return float(np.mean(np.abs(sums) >= found))
+
+
+def _signed_sums(values: np.ndarray) -> np.ndarray:
+    """The sums of these values with all signs."""
+    sums = np.zeros(1)
+    for value in values:
+        sums = np.concatenate([sums + value, sums - value])
+    return sums
 
 
 def holm(p_values: Mapping[Name, float], of: int | None = None) -> dict[Name, float]:

@@ -12,7 +12,7 @@ import mimicfl as mf
 
 pytestmark = pytest.mark.slow
 
-ROUNDS = 600  # all methods are where they stay after half of them
+ROUNDS = 500  # all methods are where they stay after half of them
 
 
 def periodic(clients):

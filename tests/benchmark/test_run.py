@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,10 +177,23 @@ def test_all_processes_killed_is_an_error(tiny, tmp_path, monkeypatch):
         run_part(tiny, tmp_path / "records", tmp_path / "runs", tiny.cells(), {}, processes=2)
 
 
-def test_processes_stop_when_the_time_is_up(tiny, tmp_path):
+def test_processes_stop_when_the_time_is_up(tiny, tmp_path, monkeypatch):
     """Runs far too long for the time are saved, recorded by nobody, and resumed."""
-    part = dataclasses.replace(tiny, settings=tiny.settings | {"rounds": 100_000})
-    assert not run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, minutes=0.25, processes=2)
+    part, now, given = dataclasses.replace(tiny, settings=tiny.settings | {"rounds": 100_000}), [0.0], []
+    train = Worker.train
+
+    def timed(self, job):
+        """The time stands still until the first worker has used what was left, which it counts itself."""
+        given.append(job["seconds"])
+        results = train(self, job)
+        now[0] += job["seconds"]
+        return results
+
+    monkeypatch.setattr(Worker, "train", timed)
+    for place in (module, processes_module):
+        monkeypatch.setattr(place, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    assert not run_part(part, tmp_path / "records", tmp_path / "runs", part.cells(), {}, minutes=1 / 60, processes=2)
+    assert set(given) == {1.0}
     assert not any(read_cell(tmp_path / "records", cell) for cell in part.cells())
     assert list((tmp_path / "runs").glob("*/checkpoint.safetensors"))
 

@@ -18,6 +18,7 @@ import mimicfl as mf
 from mimicfl.experiments.names import algorithm_list, seed_list
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder
+from tests import fork_server
 from tests.cli.conftest import call
 from tests.conftest import wait_until
 
@@ -164,7 +165,7 @@ def test_two_spellings_of_an_algorithm_are_one():
 
 @pytest.mark.slow
 def test_as_a_program_piped_and_on_a_terminal(tmp_path):
-    command = [sys.executable, "-m", "mimicfl", "run", "--rounds", "3", "--out"]
+    command = [fork_server.programs() / "mimicfl", "run", "--rounds", "3", "--out"]
     piped = subprocess.run([*command, "a"], capture_output=True, text=True)
     assert piped.returncode == 0
     assert "\x1b" not in piped.stdout
@@ -202,7 +203,7 @@ def test_the_id_names_what_the_result_depends_on():
 
 @pytest.mark.slow
 def test_a_closed_pipe_does_not_stop_training():
-    command = f"{sys.executable} -m mimicfl run --rounds 40 --out r | head -1"
+    command = f"{fork_server.programs() / 'mimicfl'} run --rounds 40 --out r | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert all(line.startswith("mimicfl: notice:") for line in done.stderr.splitlines())
     assert RunFolder("r").finished

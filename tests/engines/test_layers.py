@@ -196,10 +196,11 @@ class TestDropout:
     def test_is_keyed(self, name, kind):
         model, clients = problem(DROPOUT[name]())
         requests = requests_of(model, clients, terms=False)
-        first = kind(model, clients, LOSS, lanes=2).train(requests)
+        engine = kind(model, clients, LOSS, lanes=2)
+        first = engine.train(requests)
         assert_same(kind(model, clients, LOSS, lanes=5).train(requests[::-1])[::-1], first, rtol=1e-12)
         other = [dataclasses.replace(request, seed=99) for request in requests]
-        assert not torch.allclose(kind(model, clients, LOSS, lanes=2).train(other)[0].g, first[0].g)
+        assert not torch.allclose(engine.train(other)[0].g, first[0].g)
 
     @pytest.mark.parametrize("name", DROPOUT)
     def test_is_found_and_disabled_for_the_comparison(self, name):

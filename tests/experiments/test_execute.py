@@ -195,9 +195,7 @@ def test_runs_with_fixed_lanes_end_as_they_do_alone_to_the_bit(lanes):
     """Which runs advance together follows from the lanes; the numbers do not."""
     plan = {
         f"{a}-{s}-{p}": Experiment(rounds=4, epochs=1, algorithm=a, seed=s, availability=f"time-varying:{p}", engine=f"batched:{lanes}")
-        for a in ("mimic", "scaffold")
-        for s in (0, 1)
-        for p in (0.1, 0.2)
+        for a, s, p in (("mimic", 0, 0.1), ("mimic", 1, 0.2), ("scaffold", 0, 0.2), ("scaffold", 1, 0.1))
     }
     said = []
     together = run_plan(plan, notice=said.append)

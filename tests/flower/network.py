@@ -1,13 +1,14 @@
 """A real federation on loopback: SuperLink and SuperNodes as separate processes, all of which are stopped at the end.
 
-The processes of the apps, of which there is one per message, fork from one that has imported PyTorch; with `cold=True` they start as
-Flower's programs do.
+Its processes, and those of the apps, of which there is one per message, fork from one that has imported PyTorch and Flower; with
+`cold=True` they start as Flower's programs do.
 """
 
 import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -87,7 +88,7 @@ class Network:
         for process in reversed(self.processes):
             self.kill(process)
 
-    def start(self, name, *command, cold=False):
+    def start(self, name, program, *arguments, cold=False):
         """Start a process; its output goes to NAME.log."""
         mark = secrets.token_hex(8)
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -95,7 +96,8 @@ class Network:
             if cold:
                 environment["PATH"] = environment["PATH"].partition(os.pathsep)[2]
             ports = {"stdout": log, "stderr": log, "stdin": subprocess.DEVNULL}
-            process = subprocess.Popen(list(map(str, command)), **ports, env=environment, cwd=self.folder, start_new_session=True)
+            command = [shutil.which(program, path=environment["PATH"]), *map(str, arguments)]
+            process = subprocess.Popen(command, **ports, env=environment, cwd=self.folder, start_new_session=True)
         process.mark = mark
         self.processes.append(process)
         self.running[name] = process
@@ -120,7 +122,7 @@ class Network:
             else ["--insecure"]
         )
         where = ["--host", "127.0.0.1", "--port", self.port, "--disable-runtime-dependency-installation"]
-        self.start("superlink", BIN / "flower-superlink", *security, *where, *more, cold=cold)
+        self.start("superlink", "flower-superlink", *security, *where, *more, cold=cold)
         link = self.running["superlink"]
         wait_until(lambda: link.poll() is not None or self._accepts(), "the SuperLink's port")
         assert link.poll() is None, self.logs()
@@ -156,8 +158,7 @@ class Network:
         node_config = {"partition-id": number, "num-partitions": of} | config
         text = " ".join(f'{key}="{value}"' if isinstance(value, (str, Path)) else f"{key}={value}" for key, value in node_config.items())
         where = ["--superlink", f"127.0.0.1:{self.node_port}", "--host", "127.0.0.1", "--port", free_port()]
-        command = [BIN / "flower-supernode", *security, *where, "--node-config", text, *more]
-        return self.start(f"node{number}", *command, cold=cold)
+        return self.start(f"node{number}", "flower-supernode", *security, *where, "--node-config", text, *more, cold=cold)
 
     def flwr(self, *arguments):
         """Run a flwr command; returns its exit code and output."""

@@ -17,7 +17,7 @@ def test_availability_pattern_selects_the_virtual_clients(tmp_path):
 
     settings = {"num_rounds": 5, "timeout": 3600.0, "lr": "geometric:0.05,0.8", "num_clients": N, "availability": "static:0.6", "seed": 2}
     server = mff.server_app(lambda: problem()[2], folder=tmp_path / "run", **settings)
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}}
+    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": 1}}
     run_simulation(server_app=server, client_app=app(), num_supernodes=N, backend_config=resources)
     available = mf.availability.schedule("static:0.6", 5, N, seed=2)
     folder = RunFolder(tmp_path / "run")
