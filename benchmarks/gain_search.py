@@ -23,7 +23,7 @@ import numpy as np
 
 from mimicfl.benchmark import suite
 from mimicfl.errors import Diverged
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 from mimicfl.settings import Experiment, from_dict
 
 RIVALS = ("fedavg", "mifa", "fedvarp", "mimic", "scaffold", "fedsteer")
@@ -76,7 +76,7 @@ def train(problem: str, keys: Sequence[str], rounds: int | None, device: str) ->
             found[key_of[e.algorithm, e.average, e.availability, e.lr, e.seed]][int(row["round"])] = row["test_accuracy"]
 
     try:
-        carry_out(plan, progress=note)
+        run_plan(plan, progress=note)
     except Diverged as error:  # the other runs were finished
         print(error, flush=True)
     length = rounds or int(PROBLEMS[problem][0]["rounds"])

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimicfl.algorithms import finite
-from mimicfl.algorithms.server import ClientUpdates
+from mimicfl.algorithms.updates import ClientUpdates
 from mimicfl.benchmark.progress import progress_of
 from mimicfl.benchmark.suite import Part, find_part
 from mimicfl.data import datasets
@@ -36,7 +36,7 @@ from mimicfl.data.dataset import Data
 from mimicfl.engines.interface import TrainRequest
 from mimicfl.engines.stacked.buffers import ChangingBuffers
 from mimicfl.engines.stacked.jobs import list_jobs
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 from mimicfl.files import scratch
 from mimicfl.problem import Problem
 from mimicfl.settings import Experiment
@@ -171,7 +171,7 @@ def main() -> None:
             if arguments.profile:
                 profile.enable()
             with scratch():
-                carry_out({name: plan[name] for name in part_of}, Path(folder) / str(len(part_of)))
+                run_plan({name: plan[name] for name in part_of}, Path(folder) / str(len(part_of)))
             profile.disable()
     end = time.process_time()
     runs, rounds = times["runs"], times["run-rounds"]

@@ -108,11 +108,11 @@ def results(folder: Path) -> str:
         "# Results on the embedded digits\n\n"
         "The paper's five algorithms, FedAvgM, FedAU and FedVARP under six patterns of client availability. Every run has 30 clients with\n"
         "two classes each, an MLP with 32 hidden units, 5 local epochs, batch 16, learning rate 0.1 x 0.99^t and 200 model uploads.\n"
-        "SCAFFOLD appears twice: with one upload per client and round, the default, and with two, as the MimiC paper counts it, which\n"
-        "leaves half the rounds. FedProx has mu = 0.01, FedAvgM a momentum of 0.9; MIFA counts a client as a zero update until it has\n"
-        "participated. Nothing is tuned per algorithm or per pattern. Test accuracy is the mean ± standard deviation over three seeds\n"
-        "after the last round; swing is the standard deviation of the accuracy over the last quarter of the rounds. Bold: the best mean,\n"
-        f"and those that tie with it. {RULE}\n\n"
+        "SCAFFOLD appears twice: with one upload per client and round, the default, and with two, as the MimiC paper counts them; it then\n"
+        "runs half as many rounds. FedProx has mu = 0.01, FedAvgM a momentum of 0.9; MIFA uses a zero update for a client that has not\n"
+        "participated yet. Nothing is tuned per algorithm or per pattern. The tables show the test accuracy after the last round, as mean\n"
+        "± standard deviation over three seeds, and the swing, the standard deviation of the accuracy over the last quarter of the\n"
+        f"rounds. The best mean of a pattern is bold, and so are those that tie with it. {RULE}\n\n"
         "`make docs` generates this page.\n"
     )
     for k, (pattern, meaning) in enumerate(PATTERNS.items()):

@@ -20,12 +20,6 @@ from typing import Any
 MEMORY = 8 << 30  # bytes of address space, so that a larger request raises an error instead of exhausting the machine
 BUSY = 60  # seconds of processor time after which a trial counts as hung; the slowest valid one takes about five
 HANG = 900.0  # seconds of wall-clock time, for a trial that waits; long, since the machine may be busy
-OURS = (  # warnings that the package itself gives
-    r"(shards|classes|anchored) uses",
-    r"the source of .* cannot be read",
-    r"the model has BatchNorm",
-    r"\w+ treats the clients' mean steps",
-)
 GRACE = 3.0  # seconds for helper processes to notice that their parent has ended
 
 

@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import mimicfl as mf
+from mimicfl.experiments.results import resumable
 from mimicfl.metrics.store import RunFolder
 from mimicfl.problem import Problem
 from mimicfl.registry import NAMED_BY
@@ -69,6 +70,11 @@ def wait_until(condition, what, every=0.05):
             said = time.monotonic()
             print(f"for {said - began:.0f} s waiting for {what}", file=sys.stderr)
     return found
+
+
+def resume(path, progress=None, notice=None):
+    """Finish an interrupted run, as `mimicfl resume` does."""
+    return mf.run(resumable(RunFolder(path)), path, progress, notice)
 
 
 def forge(run, settings=None, rows=None):

@@ -9,15 +9,9 @@ from pathlib import Path
 from tests import fork_server
 from tests.conftest import ROOT
 
-PAGES = sorted(
-    [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").rglob("*.md"),
-        *(ROOT / "records").glob("*.md"),
-    ]
-)
+MADE = {"build", "dist", "runs"}  # by programs
+FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and not each.name.startswith(".") and each.name not in {"src", *MADE}]
+PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in folder.rglob("*.md"))])  # in src: templates of pages
 
 
 def all_blocks(page):

@@ -9,6 +9,7 @@ import contextlib
 import io
 import re
 import shlex
+import shutil
 
 import pytest
 
@@ -20,7 +21,7 @@ from tests.pages import PAGES, all_blocks, blocks, name_of, run
 
 LANGUAGES = {"python", "bash", "console", "toml", "text", "mermaid", "bibtex", "sh", "ini", ""}
 LONG = {"docs/results.md"}  # its commands take minutes; they are parsed instead
-DATED = {page for page in PAGES if page.parent.name == "records"} | {ROOT / "CHANGELOG.md"}  # what was true on their day
+DATED = {page for page in PAGES if ROOT / "records" in page.parents} | {ROOT / "CHANGELOG.md"}  # what was true on their day
 FILE = re.compile(r"(?:#!.*\n)?# ([\w-]+\.\w+)\b")
 SLURM = {"SLURM_ARRAY_TASK_ID": "1", "SLURM_CPUS_PER_TASK": "1"}  # for the job scripts
 
@@ -32,6 +33,8 @@ def runs(page):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if runs(page)], ids=name_of)
 def test_blocks_run(page, tmp_path):
+    if ROOT / "examples" in page.parents:  # its commands run beside the files that it explains
+        shutil.copytree(page.parent, tmp_path, dirs_exist_ok=True)
     for number, (language, text) in enumerate(all_blocks(page)):
         named = FILE.match(text)
         file = tmp_path / (named[1] if named else f"block{number}.{language}")
@@ -88,5 +91,12 @@ def test_settings_are_valid(page, tmp_path):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_is_of_a_known_language(page):
-    """A misspelt language would keep a block from being tested."""
+    """A misspelt language would keep a block from being tested, and so would an indented or a tilde fence."""
     assert {word for word, _ in all_blocks(page)} <= LANGUAGES
+    assert len(re.findall(r"^ *(?:```|~~~)", page.read_text(), re.MULTILINE)) == 2 * len(all_blocks(page))
+
+
+def test_pages_of_all_folders_are_collected():
+    names = set(map(name_of, PAGES))
+    assert {"README.md", "docs/tutorials/sweep.md", "benchmarks/README.md", "records/benchmark/README.md"} <= names
+    assert {name_of(page) for page in PAGES if runs(page)} >= {"README.md", "docs/averaged-models.md", "examples/flower_lora/README.md"}

@@ -12,7 +12,7 @@ from mimicfl.algorithms import ALGORITHMS
 from mimicfl.cli.main import main
 from mimicfl.experiments.build import build
 from mimicfl.metrics.store import find_runs
-from mimicfl.settings import NOT_IN_RESULT, SETTINGS, help_of, settings_of
+from mimicfl.settings import NOT_IN_RESULT, SETTINGS, settings_of
 from tests.conftest import ROOT
 
 PLUGIN = """
@@ -24,24 +24,27 @@ import mimicfl as mf
 
 
 @dataclass
-class HeavyBallState(mf.State):
+class LookAheadState(mf.State):
     m: torch.Tensor
 
 
-@mf.register("heavy-ball")
+@mf.register("look-ahead")
 @dataclass(frozen=True)
-class HeavyBall(mf.Algorithm[HeavyBallState]):
+class LookAhead(mf.Algorithm[LookAheadState]):
     beta: float = 0.5
-    title = "Heavy ball"
+    title = "Look-ahead"
     color = "#123456"
     needs_population = False
 
     def init(self, w, num_clients):
-        return HeavyBallState(w, torch.zeros_like(w))
+        return LookAheadState(w, torch.zeros_like(w))
+
+    def instructions(self, state, active):
+        return mf.Instructions(start=state.w - self.beta * state.m)
 
     def aggregate(self, state, active, g, step):
-        state.m = self.beta * state.m + step.mean(g)
-        state.w = state.w - step.eta * state.m
+        state.m = self.beta * state.m + step.mean(step.change(g))
+        state.w = state.w - state.m
 """
 
 
@@ -69,30 +72,35 @@ class TestOneFilePerAlgorithm:
 
     @pytest.fixture
     def plugin(self, tmp_path):
-        (tmp_path / "heavy.py").write_text(PLUGIN)
-        return tmp_path / "heavy.py"
+        (tmp_path / "ahead.py").write_text(PLUGIN)
+        return tmp_path / "ahead.py"
 
     @pytest.mark.slow
     def test_command_line_sweep_and_report(self, plugin, tmp_path, capsys):
         (tmp_path / "grid.toml").write_text(
-            'rounds = 2\nepochs = 1\nnum_clients = 4\navailability = "always"\nplugins = ["heavy.py"]\n'
-            '[grid]\nalgorithm = ["fedavg", "heavy-ball:beta=0.9"]\nseed = 1\n'
+            'rounds = 2\nepochs = 1\nnum_clients = 4\navailability = "always"\nplugins = ["ahead.py"]\n'
+            '[grid]\nalgorithm = ["fedavg", "look-ahead:beta=0.9"]\nseed = 1\n'
         )
         assert main(["sweep", str(tmp_path / "grid.toml"), "--out", str(tmp_path / "out")]) == 0
-        assert "Heavy ball (beta=0.9)" in capsys.readouterr().out
+        assert "Look-ahead (beta=0.9)" in capsys.readouterr().out
         page = (tmp_path / "out" / "report.html").read_text()
-        assert "Heavy ball" in page
+        assert "Look-ahead" in page
         assert "#123456" in page
         assert len(find_runs([tmp_path / "out"])) == 2
-        assert "heavy-ball:beta=0.5" in help_of("algorithm")
+
+    def test_help(self, tmp_path, capsys):
+        (tmp_path / "mine.py").write_text(PLUGIN.replace("look-ahead", "only-in-help"))
+        with pytest.raises(SystemExit):
+            main(["run", "--plugin", str(tmp_path / "mine.py"), "--help"])
+        assert "only-in-help:beta=0.5" in capsys.readouterr().out
 
     def test_flower(self, plugin):
         flower = pytest.importorskip("mimicfl.flower")
-        mf.run(mf.Experiment(rounds=1, epochs=1, num_clients=4, availability="always", algorithm="heavy-ball", plugins=[str(plugin)]))
-        strategy = flower.HeavyBall(beta=0.7)
+        mf.run(mf.Experiment(rounds=1, epochs=1, num_clients=4, availability="always", algorithm="look-ahead", plugins=[str(plugin)]))
+        strategy = flower.LookAhead(beta=0.7)
         assert strategy.algorithm.beta == 0.7
-        assert flower.HeavyBall(beta=0.8).config["algorithm"] == "heavy-ball:beta=0.8"
-        assert "heavy-ball" in ALGORITHMS.factories
+        assert flower.LookAhead(beta=0.8).config["algorithm"] == "look-ahead:beta=0.8"
+        assert "look-ahead" in ALGORITHMS.factories
 
 
 @mf.losses.register("squared-probabilities")
@@ -119,10 +127,12 @@ class TestSettings:
     def test_flowers_run_config_has_the_same_names_and_defaults(self):
         from mimicfl.flower import Federated
         from mimicfl.flower.app import SETTINGS as RUN_CONFIG
+        from mimicfl.simulation.setup import make_server
 
         given = inspect.signature(Federated).parameters
         same = set(given) & set(SETTINGS) - {"lr", "num_clients", "availability"}  # what a real federation may not know
-        assert {"algorithm", "global_lr", "update", "weighting", "seed"} <= same <= set(RUN_CONFIG)
+        of_server = {*settings_of(make_server), "weighting", "seed"} - {"state_budget"}
+        assert of_server <= same <= set(RUN_CONFIG)
         assert {name: given[name].default for name in same} == {name: SETTINGS[name].default for name in same}
 
     def test_every_setting_reaches_the_run(self):

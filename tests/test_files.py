@@ -14,7 +14,7 @@ from mimicfl import files
 from mimicfl.algorithms import client_memory
 from mimicfl.data.partition import dirichlet
 from mimicfl.experiments import execute
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 
 
 def test_temporary_files_of_a_killed_checkpoint_are_removed(tmp_path):
@@ -58,7 +58,7 @@ def test_more_runs_than_open_files_train_in_groups(tmp_path, monkeypatch):
     base = mf.Experiment(rounds=1, num_clients=4, steps=1, availability="always")
     plan = {str(seed): mf.Experiment(**{**base.to_dict(), "seed": seed}) for seed in range(5)}
     notices = []
-    found = carry_out(plan, tmp_path, notice=notices.append)
+    found = run_plan(plan, tmp_path, notice=notices.append)
     assert len(found) == 5
     assert len(notices) == 3  # one engine per group of two runs
 

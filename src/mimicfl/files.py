@@ -38,6 +38,13 @@ def explained(path: Path) -> Iterator[None]:
         raise WriteFailed(f"could not write {path}: {reason}; make room or choose another folder, then resume") from error
 
 
+def make_folder(path: Path) -> Path:
+    """Create the folder, and those above it, if they do not exist."""
+    with explained(path):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
 @contextmanager
 def explained_reading(path: Path) -> Iterator[None]:
     """Turn an operating system error while reading `path` into a `UsageError`."""

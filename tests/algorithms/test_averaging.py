@@ -13,7 +13,7 @@ import mimicfl as mf
 from mimicfl.algorithms.averaging import RunningMean
 from mimicfl.algorithms.server import average_buffers
 from mimicfl.clients.params import load
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 from mimicfl.metrics.store import RunFolder
 from mimicfl.report.summary import group
 from tests.conftest import BUILT_IN, random_schedule
@@ -257,7 +257,7 @@ def test_runs_with_and_without_it_train_together(engine):
     base = mf.Experiment(rounds=6, dtype="float64", num_clients=8, epochs=1, engine=engine, availability="static:0.5")
     plan = {f"{name}-{a}": dataclasses.replace(base, algorithm=name, average=a) for name in ("mimic", "fedsteer") for a in (0, 9)}
     said = []
-    together = carry_out(plan, notice=said.append)
+    together = run_plan(plan, notice=said.append)
     assert said == [f"engine {engine}"]
     for name, e in plan.items():
         alone = mf.run(dataclasses.replace(e, engine="plain"))

@@ -9,7 +9,8 @@ import torch
 import mimicfl as mf
 from mimicfl.algorithms import make, trait
 from mimicfl.algorithms import server_optimizers as so
-from mimicfl.algorithms.server import ClientUpdates, Server
+from mimicfl.algorithms.server import Server
+from mimicfl.algorithms.updates import ClientUpdates
 from tests.conftest import BUILT_IN, make_run, random_schedule
 
 DIRECTED = [name for name in BUILT_IN if trait(make(name), "has_direction")]

@@ -279,6 +279,9 @@ class TestCompletion:
         assert self.complete(script, "mimicfl sw") == ["sweep"]
         assert "runs" in self.complete(script, "mimicfl ")
         assert self.complete(script, "mimicfl run --algorithm mim") == ["mimic"]
+        assert self.complete(script, "mimicfl compare --algorithms fedavg mim") == ["mimic"]
+        assert self.complete(script, "mimicfl compare --algorithms fedavg --out mim") == []
+        assert self.complete(script, "mimicfl compare --algorithms fedavg mimic --dry") == ["--dry-run"]
         assert self.complete(script, "mimicfl run --dry") == ["--dry-run"]
         assert self.complete(script, "mimicfl run --update ") == ["sum", "mean"]
         assert self.complete(script, "mimicfl data f") == ["fetch"]
@@ -291,6 +294,15 @@ class TestCompletion:
             assert word in script
         if shutil.which(shell):
             assert subprocess.run([shell, "-n"], input=script, text=True, capture_output=True).returncode == 0
+
+    @pytest.mark.skipif(shutil.which("fish") is None, reason="no fish on this machine")
+    @pytest.mark.parametrize(
+        ("line", "offered"), [("run --algorithm mim", "mimic"), ("compare --algorithms fedavg mim", "mimic"), ("sw", "sweep")]
+    )
+    def test_fish(self, capsys, line, offered):
+        ask = f"{self.script(capsys, 'fish')}\ncomplete -C 'mimicfl {line}'"
+        done = subprocess.run(["fish", "--no-config"], input=ask, capture_output=True, text=True, check=True)
+        assert [word.split("\t")[0] for word in done.stdout.splitlines()] == [offered]
 
 
 def test_the_memo_is_data(capsys):

@@ -181,3 +181,6 @@ class TestHuggingFace:
         data = mf.Data.from_huggingface(whole, inputs=["ids", "mask"], target="label", client="who")
         assert data.num_train == 2
         assert data.x_train["ids"].tolist() == whole["train"]["ids"][:]
+        hidden = {part: each.with_format("torch", columns=["ids"]) for part, each in whole.items()}
+        with pytest.raises(mf.UsageError, match="leaves out column 'label'"):
+            mf.Data.from_huggingface(hidden, inputs="ids", target="label")

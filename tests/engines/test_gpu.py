@@ -14,7 +14,7 @@ from mimicfl.clients.losses import as_loss
 from mimicfl.engines.plain import PlainEngine
 from mimicfl.engines.stacked.batched.engine import BatchedEngine
 from mimicfl.engines.stacked.streams import StreamsEngine
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 from tests.engines.engines import MODELS, needs_gpu, problem, requests_of
 
 
@@ -71,8 +71,8 @@ class TestOnAGpu:
             a: mf.Experiment(model="mlp:20", rounds=3, epochs=1, algorithm=a, availability="time-varying:0.2", device="cuda", engine=engine)
             for a in ("mimic", "scaffold", "fedprox:mu=0.1")
         }
-        together = carry_out(plan)
-        assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
+        together = run_plan(plan)
+        assert torch.equal(together["mimic"].params, run_plan({"mimic": plan["mimic"]})["mimic"].params)
 
     @pytest.mark.parametrize("engine", ["batched:20:compiled", "streams:8:compiled"])
     def test_compiling_again_in_another_process_gives_the_same_bits(self, tmp_path, engine):

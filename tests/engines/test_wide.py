@@ -20,7 +20,7 @@ from mimicfl.engines.stacked.batched.rewrite import Stackable
 from mimicfl.engines.stacked.lanes import SharedStarts
 from mimicfl.engines.stacked.layout import Layout
 from mimicfl.engines.torch_settings import exact
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 from tests.engines.engines import needs_gpu, problem, requests_of
 
 LOCALS = {
@@ -193,5 +193,5 @@ class TestOnAGpu:
                              engine="batched:5:compiled", precision="bf16")
             for a in ("mimic", "scaffold", "fedprox:mu=0.1")
         }  # fmt: skip
-        together = carry_out(plan)
-        assert torch.equal(together["mimic"].params, carry_out({"mimic": plan["mimic"]})["mimic"].params)
+        together = run_plan(plan)
+        assert torch.equal(together["mimic"].params, run_plan({"mimic": plan["mimic"]})["mimic"].params)

@@ -1,5 +1,7 @@
 """Workers train for several rounds: as if every round had processes of its own, which start as copies of the parent."""
 
+import importlib
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -130,6 +132,24 @@ def test_workers_see_what_changes_between_rounds(monkeypatch):
         assert_same(engine.train(asked), plain.train(asked))
 
 
+class ScaledBySettings(Scaled):
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * own_settings.times(own_settings.scale)  # noqa: F821
+
+
+def test_workers_see_values_that_are_set_in_a_module(monkeypatch, tmp_path):
+    (tmp_path / "own_settings.py").write_text("scale = 1.0\npower = 1.0\ndef times(x):\n    return x * power\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module("own_settings")
+    monkeypatch.setitem(sys.modules, "own_settings", module)  # removed afterwards
+    monkeypatch.setitem(globals(), "own_settings", module)
+    engine, plain, asked = engines(ScaledBySettings())
+    for name in (None, "scale", "power"):
+        if name:
+            setattr(module, name, 3.0)
+        assert_same(engine.train(asked), plain.train(asked))
+
+
 def test_workers_see_samples_that_are_changed_in_place():
     engine, plain, asked = engines()
     before = engine.train(asked)
@@ -148,11 +168,18 @@ class PartlyFrozen(nn.Module):
         return self.layer(x.flatten(1)) + self.frozen(x.flatten(1))
 
 
-def test_workers_see_frozen_weights_that_are_changed_in_place():
+CHANGES = {
+    "counted": lambda weight: weight.detach().mul_(3),
+    "uncounted": lambda weight: weight.data.mul_(3),
+    "assigned": lambda weight: setattr(weight, "data", 3 * weight.data),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_workers_see_frozen_weights_that_change(how):
     engine, plain, asked = engines(PartlyFrozen())
     before = engine.train(asked)
-    with torch.no_grad():
-        engine.model.frozen.weight.mul_(3)
+    CHANGES[how](engine.model.frozen.weight)
     after = engine.train(asked)
     assert not torch.equal(before[0].g, after[0].g)
     assert_same(after, plain.train(asked))

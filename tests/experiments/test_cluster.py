@@ -92,4 +92,4 @@ def test_groups_are_cut_for_the_workers():
 def test_missing_ray_or_cluster_is_a_user_mistake(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(mf.UsageError, match=r"pip install 'mimicfl\[ray\]'"):
-        cluster.carry_out_on("auto", {"a": mf.Experiment(rounds=1)}, tmp_path, print)
+        cluster.run_plan_on("auto", {"a": mf.Experiment(rounds=1)}, tmp_path, print)

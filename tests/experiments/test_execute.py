@@ -12,7 +12,7 @@ import mimicfl as mf
 from mimicfl.clients import models
 from mimicfl.errors import Paused
 from mimicfl.experiments.build import build
-from mimicfl.experiments.execute import carry_out, groups
+from mimicfl.experiments.execute import groups, run_plan
 from mimicfl.metrics.store import RunFolder
 from mimicfl.settings import Experiment
 from mimicfl.simulation.round_loop import fitting
@@ -38,7 +38,7 @@ def plan(dtype="float64", **settings):
 def test_fused_runs_end_as_they_do_alone(engine):
     wanted = plan(engine=engine)
     said = []
-    together = carry_out(wanted, notice=said.append)
+    together = run_plan(wanted, notice=said.append)
     assert said == [f"engine {engine}"]  # one cohort for all
     for name, e in wanted.items():
         alone = mf.run(dataclasses.replace(e, engine="plain"))
@@ -52,7 +52,7 @@ def test_fused_runs_end_as_they_do_alone(engine):
 def test_native_runs_end_as_they_do_alone_to_the_bit():
     wanted = {name: dataclasses.replace(e, engine="native", dtype="float32") for name, e in plan().items()}
     said = []
-    together = carry_out(wanted, notice=said.append)
+    together = run_plan(wanted, notice=said.append)
     assert said == ["engine native"]
     for name, e in wanted.items():
         alone = []
@@ -69,12 +69,12 @@ def test_a_stopped_sweep_resumes_and_keeps_finished_runs(tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        carry_out(wanted, tmp_path, stop)
+        run_plan(wanted, tmp_path, stop)
     assert RunFolder(tmp_path / "b").finished  # it left the others when it was through
     assert not RunFolder(tmp_path / "a").finished
     made = (tmp_path / "b" / "final.safetensors").stat().st_mtime_ns
     seen = []
-    found = carry_out(wanted, tmp_path, lambda e, row, total: seen.append((e.algorithm, row["round"])))
+    found = run_plan(wanted, tmp_path, lambda e, row, total: seen.append((e.algorithm, row["round"])))
     assert min(r for _, r in seen) >= 4
     assert "scaffold" not in {a for a, _ in seen}
     assert (tmp_path / "b" / "final.safetensors").stat().st_mtime_ns == made
@@ -85,23 +85,23 @@ def test_a_stopped_sweep_resumes_and_keeps_finished_runs(tmp_path):
 def test_a_finished_run_with_another_initial_model_is_refused(tmp_path, monkeypatch):
     """The settings are the same, but what they stand for has changed: other first weights."""
     wanted = {"c": plan()["c"]}
-    carry_out(wanted, tmp_path)
+    run_plan(wanted, tmp_path)
     real = models.build
     monkeypatch.setattr(models, "build", lambda spec, data, seed: real(spec, data, seed + 1))
     with pytest.raises(mf.UsageError, match=r"holds a different run"):
-        carry_out(wanted, tmp_path)
+        run_plan(wanted, tmp_path)
 
 
 @pytest.mark.slow
-def test_divergence_is_reported_after_the_deadline_too(tmp_path, monkeypatch):
+def test_divergence_is_reported_when_the_time_is_up(tmp_path, monkeypatch):
     for name in ("simulation.round_loop", "experiments.execute"):
         monkeypatch.setattr(f"mimicfl.{name}.time", SimpleNamespace(monotonic=itertools.count().__next__))  # a round, a second
     good = plan(dtype="float32")
     with pytest.raises(mf.Diverged, match=r"1 of 4 runs diverged, the others are finished or saved: bad: "):
-        carry_out({**good, "bad": dataclasses.replace(good["a"], lr=1e30, seed=3)}, tmp_path, deadline=2)
+        run_plan({**good, "bad": dataclasses.replace(good["a"], lr=1e30, seed=3)}, tmp_path, until=2)
     assert [len(RunFolder(tmp_path / name).rows()) for name in good] == [3] * 3
     with pytest.raises(Paused):
-        carry_out(good, tmp_path, deadline=2)
+        run_plan(good, tmp_path, until=2)
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_divergence_does_not_affect_the_other_runs(tmp_path):
     with pytest.raises(
         mf.Diverged, match=r"1 of 4 runs diverged, the others are finished: bad: .*lower the learning rate.*last good checkpoint"
     ):
-        carry_out(wanted, tmp_path)
+        run_plan(wanted, tmp_path)
     assert all(RunFolder(tmp_path / name).finished for name in plan())
     assert not RunFolder(tmp_path / "bad").finished
 
@@ -120,7 +120,7 @@ def test_a_mistake_in_the_last_run_is_found_before_the_first_begins(tmp_path):
     wanted = plan()
     wanted["bad"] = dataclasses.replace(wanted["a"], model="lenet")
     with pytest.raises(mf.UsageError, match="LeNet needs images"):
-        carry_out(wanted, tmp_path / "out")
+        run_plan(wanted, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -132,8 +132,8 @@ def test_runs_that_cannot_train_together_are_separated(monkeypatch):
     wanted["large batch"] = dataclasses.replace(wanted["a"], batch_size=200)
     wanted["cut short"] = dataclasses.replace(wanted["large batch"], num_clients=20)  # no client has 200 samples
     wanted["sends more"] = dataclasses.replace(wanted["a"], algorithm="focus")
-    runs = {name: build(e)[1] for name, e in wanted.items()}
-    assert groups(runs, dict.fromkeys(runs, "auto")) == [
+    built = {name: build(e) for name, e in wanted.items()}
+    assert groups(built) == [
         ["a", "b", "c"],
         ["other model"],
         ["other batch"],
@@ -142,8 +142,8 @@ def test_runs_that_cannot_train_together_are_separated(monkeypatch):
         ["cut short"],
         ["sends more"],
     ]
-    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * runs["a"].problem.workspace.w.numel() * 8 * 16)
-    assert groups({k: runs[k] for k in "abc"}, dict.fromkeys("abc", "auto")) == [["a", "b"], ["c"]]
+    monkeypatch.setattr("mimicfl.experiments.execute.free_memory", lambda: 2 * 2 * built["a"][1].problem.workspace.w.numel() * 8 * 16)
+    assert groups({k: built[k] for k in "abc"}) == [["a", "b"], ["c"]]
 
 
 @pytest.mark.slow
@@ -159,7 +159,7 @@ def test_an_algorithm_that_an_engine_cannot_run_leaves_it_to_the_others():
 @pytest.mark.slow
 def test_diagnosed_runs_give_the_same_values_beside_others():
     wanted = {name: dataclasses.replace(e, diagnose="every=2") for name, e in plan().items()}
-    found = carry_out(wanted)
+    found = run_plan(wanted)
     alone = mf.run(wanted["a"])
     for ours, theirs in zip(found["a"].rows, alone.rows, strict=True):
         assert ("diagnosis" in ours) == ("diagnosis" in theirs)
@@ -198,10 +198,10 @@ def test_runs_with_fixed_lanes_end_as_they_do_alone_to_the_bit(lanes):
         for a, s, p in (("mimic", 0, 0.1), ("mimic", 1, 0.2), ("scaffold", 0, 0.2), ("scaffold", 1, 0.1))
     }
     said = []
-    together = carry_out(plan, notice=said.append)
+    together = run_plan(plan, notice=said.append)
     assert said == ["engine batched"]
     for name, e in plan.items():
-        assert torch.equal(together[name].params, carry_out({name: e})[name].params)
+        assert torch.equal(together[name].params, run_plan({name: e})[name].params)
 
 
 @pytest.mark.slow
@@ -211,8 +211,8 @@ def test_odd_shapes_in_lanes_end_as_they_do_alone_to_the_bit():
         rounds=3, steps=3, batch_size=7, model="mlp:13", num_clients=6, availability="always", engine="batched:8", eval_every=1
     )
     plan = {name: dataclasses.replace(base, algorithm=name) for name in ("mifa", "mimic")}
-    together = carry_out(plan)
+    together = run_plan(plan)
     for name, e in plan.items():
-        alone = carry_out({name: e})[name]
+        alone = run_plan({name: e})[name]
         assert torch.equal(together[name].params, alone.params)
         assert [row["test_loss"] for row in together[name].rows] == [row["test_loss"] for row in alone.rows]

@@ -9,7 +9,7 @@ import torch
 
 import mimicfl as mf
 from mimicfl.algorithms import ALGORITHMS
-from mimicfl.experiments.execute import carry_out
+from mimicfl.experiments.execute import run_plan
 
 READS = ("cpu", "tolist", "item", "__bool__", "__int__", "__float__")
 IN_HOST_MEMORY = {"round_loop.mean_losses", "amplified_fedavg.amplify"}  # what they read is there already
@@ -41,7 +41,7 @@ def reads(monkeypatch):
 def in_rounds(reads, plan):
     """The reads while the runs of a plan train, without those of host memory and those that every run makes once."""
     reads.clear()
-    carry_out(plan)
+    run_plan(plan)
     kept = {where: n for where, n in reads.items() if where not in IN_HOST_MEMORY}
     return {where: n for where, n in kept.items() if not {where, where.partition(".")[0]} & PER_RUN}
 

@@ -10,7 +10,7 @@ from flwr.app import Array, ArrayRecord
 import mimicfl.flower as mff
 from mimicfl.cli.main import main
 from mimicfl.errors import UsageError
-from mimicfl.flower.checkpoints import Checkpoints, rollback
+from mimicfl.flower.checkpoints import CheckpointStore, rollback
 from mimicfl.metrics.store import RunFolder
 from tests.flower.toy import Toy, run
 
@@ -67,7 +67,7 @@ def test_segments_are_compacted(tmp_path):
     federation(tmp_path, 60, availability="static:0.5", keep_checkpoints=2)
     total = sum(each["rows"] for each in segments(tmp_path))
     assert total <= 2 * 8 + 16
-    assert len(Checkpoints(RunFolder(tmp_path)).rounds()) == 2
+    assert len(CheckpointStore(RunFolder(tmp_path)).rounds()) == 2
 
 
 class Half(Toy):
@@ -129,7 +129,7 @@ def test_checkpoints_every_so_many_seconds(tmp_path, monkeypatch):
 @pytest.mark.parametrize("moment", ["segment", "head"])
 def test_a_process_killed_while_writing_leaves_a_complete_checkpoint(tmp_path, monkeypatch, moment):
     whole = federation(None, 6, **SPARSE)
-    target = (Checkpoints, "_write_segment") if moment == "segment" else (RunFolder, "save")
+    target = (CheckpointStore, "_write_segment") if moment == "segment" else (RunFolder, "save")
     original, count = getattr(*target), []
 
     def dies(self, *values, **named):
@@ -152,7 +152,7 @@ def test_rollback_returns_to_a_kept_checkpoint(tmp_path, capsys):
     assert "round 5" in capsys.readouterr().out
     assert not (tmp_path / "final.safetensors").exists()
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 5
-    assert Checkpoints(RunFolder(tmp_path)).rounds() == [4, 5]
+    assert CheckpointStore(RunFolder(tmp_path)).rounds() == [4, 5]
     again = federation(tmp_path, 8)
     assert torch.equal(again.form.w, whole.form.w)
     assert rollback(tmp_path) == 7
@@ -170,7 +170,7 @@ def test_rollback_to_a_damaged_checkpoint_changes_nothing(tmp_path):
     with pytest.raises(UsageError, match="damaged"):
         rollback(tmp_path, 3)
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
-    assert Checkpoints(RunFolder(tmp_path)).rounds()[-1] == 6
+    assert CheckpointStore(RunFolder(tmp_path)).rounds()[-1] == 6
 
 
 def test_rollback_refuses_other_folders(tmp_path, capsys):

@@ -187,7 +187,7 @@ def test_a_client_that_loses_its_correction_again_and_again_is_excluded(tmp_path
     federate(strategy, 10, forgetful)
     epochs = [row["failed"].get(str(ATTACKER), "") for row in strategy.rows]
     assert sum("lost its correction; all" in why for why in epochs) == 3
-    assert "no longer takes part" in epochs[-1]
+    assert "no longer participates" in epochs[-1]
     assert strategy.rows[-1]["answered"] == ["0", "1", "2", "4"]
 
 

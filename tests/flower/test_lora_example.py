@@ -9,7 +9,7 @@ import torch
 
 import mimicfl as mf
 import mimicfl.flower as mff
-from mimicfl.flower.checkpoints import Checkpoints
+from mimicfl.flower.checkpoints import CheckpointStore
 from mimicfl.metrics.store import RunFolder
 from tests.conftest import ROOT, wait_until
 from tests.flower.network import hold_in, rows
@@ -82,7 +82,7 @@ def test_a_killed_supernode_rejoins_with_its_correction(network, tmp_path, monke
     assert [row["active"] for row in written] == [3, 2, 3], written
     assert written[1]["failed"].keys() == {"1"}
     assert [row["bytes_up"] for row in written] == [4 * trained * count for count in (3, 5, 8)]  # only adapters travel
-    corrections = Checkpoints(RunFolder(folder)).load()[0]["state.c.rows"]
+    corrections = CheckpointStore(RunFolder(folder)).load()[0]["state.c.rows"]
     assert float(corrections.norm()) > 0
     torch.testing.assert_close(corrections.sum(dim=0), torch.zeros(corrections.shape[1]), atol=1e-5, rtol=0)
     assert written[-1]["test_perplexity"] < written[0]["test_perplexity"]

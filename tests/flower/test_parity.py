@@ -253,3 +253,7 @@ def test_the_pytorch_quickstart_with_batchnorm_runs_with_one_changed_line(kind, 
         np.testing.assert_allclose(ours[name], theirs[name], atol=2e-5, err_msg=name)
     assert ours["1.num_batches_tracked"].dtype == np.int64
     assert plain(results[1].evaluate_metrics_clientapp) == {t: dict(r) for t, r in results[0].evaluate_metrics_clientapp.items()}
+
+
+def test_no_least_number_of_available_nodes():
+    assert mff.FedAvg(min_available_nodes=0).wait_for == 1

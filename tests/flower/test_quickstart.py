@@ -10,7 +10,7 @@ import torch
 from flwr.app import Context, RecordDict
 
 import mimicfl.flower as mff
-from mimicfl.flower.checkpoints import Checkpoints
+from mimicfl.flower.checkpoints import CheckpointStore
 from mimicfl.metrics.store import RunFolder
 from tests.conftest import wait_until
 from tests.flower.network import hold_in, rows
@@ -74,7 +74,7 @@ def check_return(folder):
     [lost] = written[1]["failed"]
     assert len(set(written[2]["answered"]) - set(written[0]["answered"])) == 1
     assert lost not in written[2]["answered"]
-    corrections = Checkpoints(RunFolder(folder)).load()[0]["state.c.rows"]
+    corrections = CheckpointStore(RunFolder(folder)).load()[0]["state.c.rows"]
     assert float(corrections.norm()) > 0
     torch.testing.assert_close(corrections.sum(dim=0), torch.zeros(corrections.shape[1]), atol=1e-5, rtol=0)
     return written[1]["failed"][lost], written[-1]["test_accuracy"]

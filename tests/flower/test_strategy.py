@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 import mimicfl as mf
 import mimicfl.flower as mff
 from mimicfl import UsageError
-from mimicfl.flower.progress import NothingLearned
+from mimicfl.flower.failed_rounds import NothingLearned
 from tests.algorithms.test_send import LastGradient
 from tests.algorithms.test_start import HalfwayBack
 from tests.conftest import BUILT_IN

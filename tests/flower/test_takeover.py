@@ -1,4 +1,4 @@
-"""Another node reports the id of a client: what is logged, who takes part, and that no round waits for a node that is gone."""
+"""Another node reports the id of a client: what is logged, who participates, and that no round waits for a node that is gone."""
 
 import pytest
 

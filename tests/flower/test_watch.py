@@ -73,7 +73,7 @@ def test_status_tells_what_every_client_did(folder):
     assert [clients[name]["aggregated"] for name in "012"] == [3, 2, 2]
     assert clients["1"]["history"] == {0: "a", 1: "f", 2: "a"}
     assert "not finite" in clients["1"]["reason"]
-    assert [clients[name]["staleness"] for name in "012"] == [0, 0, 1]
+    assert [clients[name]["since"] for name in "012"] == [0, 0, 1]
     assert found["curves"]["test_accuracy"] == [[1, 0.25], [2, 0.5], [3, 0.75]]
     assert found["curves"]["f1 (server)"][-1] == [3, pytest.approx(0.6)]
     assert "loss (evaluate)" in found["curves"]
@@ -114,7 +114,7 @@ def test_prometheus_metrics(address):
     lines = get(address, "/metrics").splitlines()
     assert "mimicfl_rounds_total 3" in lines
     assert "mimicfl_updates_failed_total 2" in lines
-    assert 'mimicfl_client_staleness_rounds{client="2"} 1' in lines
+    assert 'mimicfl_client_rounds_since_update{client="2"} 1' in lines
     assert 'mimicfl_metric{metric="test_accuracy"} 0.75' in lines
     assert all(line.startswith(("#", "mimicfl_")) for line in lines)
 

@@ -12,11 +12,11 @@ import torch
 
 import mimicfl as mf
 from mimicfl import files
-from mimicfl.experiments.execute import resume
 from mimicfl.metrics.history import read
 from mimicfl.metrics.store import RunFolder, find_runs
 from mimicfl.settings import from_dict, read_toml
 from mimicfl.toml import dumps
+from tests.conftest import resume
 
 
 @pytest.fixture

@@ -31,11 +31,13 @@ addEventListener("load", () => {
   note("metricTitle", document.querySelector("#chart").textContent.includes("test loss"));
   const schedule = document.getElementById("schedule"); schedule.value = "1"; schedule.onchange();
   const box = document.querySelector("#chart svg").getBoundingClientRect();
-  const move = (node, x, y) => node.dispatchEvent(new MouseEvent("mousemove", { clientX: x, clientY: y, bubbles: true }));
+  const at = (x, y) => ({ clientX: x, clientY: y, bubbles: true });
+  const move = (node, x, y) => [new PointerEvent("pointermove", at(x, y)), new MouseEvent("mousemove", at(x, y))]
+    .forEach((e) => node.dispatchEvent(e));
   move(document.querySelector("#chart svg"), box.left + box.width / 2, box.top + box.height / 2);
   note("tip", document.getElementById("tip").textContent);
-  const canvas = document.getElementById("availability"), at = canvas.getBoundingClientRect();
-  move(canvas, at.left + 3, at.top + 3);
+  const canvas = document.getElementById("availability"), corner = canvas.getBoundingClientRect();
+  move(canvas, corner.left + 3, corner.top + 3);
   note("cell", document.getElementById("tip").textContent);
   const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   note("colors", new Set(Array.from({ length: pixels.length / 4 }, (_, k) => pixels.slice(4 * k, 4 * k + 3).join())).size);

@@ -93,10 +93,19 @@ class TestExport:
         assert r"\textbf{75.0 $\pm$ 0.0}" in text
         assert "lr 0.1 & lr 0.2" in text
 
+    def test_settings_with_long_names_are_the_rows(self):
+        pattern = "label-correlated:classes=[0,1,2],rare=0.05,common=0.4"
+        groups = group([history([0.1, 0.5], lr=rate, availability=a) for rate in (0.1, 0.2) for a in (pattern, "static:0.3")])
+        table = results_latex(groups)
+        assert r"\begin{tabular}{llr}" in table
+        assert r"availability & lr & MimiC \\" in table
+        assert len(next(line for line in table.splitlines() if pattern in line)) < 90
+
     @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX on this machine")
     @pytest.mark.slow
-    def test_latex_compiles(self, tmp_path):
-        text = results_latex(swept({("fedavg", 0.1): 0.5, ("mimic", 0.2): 0.75}))
+    @pytest.mark.parametrize("short", [True, False])
+    def test_latex_compiles(self, tmp_path, short):
+        text = results_latex(swept({("fedavg", 0.1): 0.5, ("mimic", 0.2): 0.75}, availability="static:0.1" if short else "x_%&" * 20))
         (tmp_path / "t.tex").write_text(r"\documentclass{article}\usepackage{booktabs}\begin{document}" + text + r"\end{document}")
         subprocess.run(["pdflatex", "-interaction=nonstopmode", "t.tex"], cwd=tmp_path, check=True, capture_output=True)
 

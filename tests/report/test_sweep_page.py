@@ -29,6 +29,7 @@ addEventListener("load", () => {
   const box = [...document.querySelectorAll("#filters fieldset")].find((f) => f.textContent.includes("static")).querySelector("input");
   box.checked = false; box.onchange();
   note("panelsFiltered", panels());
+  note("notShown", document.getElementById("filtered").textContent);
   note("rowsFiltered", [...document.querySelectorAll("tr[data-group]")].filter((row) => !row.hidden).length);
   box.checked = true; box.onchange();
   note("rings", document.querySelectorAll("#rates circle.best").length + "," + document.querySelectorAll("#rates circle.edge").length);
@@ -39,12 +40,31 @@ addEventListener("load", () => {
   set("metric", "test_accuracy");
   const plot = document.querySelector("#chart svg.plot"), at = plot.getBoundingClientRect();
   const event = (x) => ({ clientX: at.left + x * at.width, clientY: at.top + 60, bubbles: true });
-  const mouse = (kind, x) => plot.dispatchEvent(new MouseEvent(kind, event(x)));
+  const mouse = (kind, x) => document.querySelector("#chart svg.plot").dispatchEvent(new PointerEvent(kind, event(x)));
   const marks = () => [...document.querySelector("#chart svg.plot").querySelectorAll("text")].map((t) => t.textContent).join();
   const before = marks();
-  mouse("mousedown", 0.4); mouse("mousemove", 0.6); mouse("mouseup", 0.8);
+  const drag = (from, to) => { mouse("pointerdown", from); mouse("pointermove", (from + to) / 2); mouse("pointerup", to); };
+  drag(0.4, 0.8);
+  note("wholeRounds", [...document.querySelectorAll("#chart svg.plot")[0].querySelectorAll("text[text-anchor=middle]")]
+    .every((t) => !t.textContent.includes(".")));
   note("zoomed", marks() !== before && !document.getElementById("unzoom").hidden);
   document.getElementById("unzoom").onclick(); note("unzoomed", marks() === before);
+  drag(0.44, 0.48);  // less than a round: no point of a curve is inside
+  note("between", document.querySelector("#chart").textContent.includes("NaN")
+    || [...document.querySelectorAll("#chart path[fill=none]")].every((path) => {
+    const all = path.getBBox(), box = path.ownerSVGElement.viewBox.baseVal;
+    return all.y > box.y + box.height || all.y + all.height < box.y; }));
+  document.getElementById("unzoom").onclick();
+  mouse("pointerdown", 0.5); mouse("pointerup", 0.5);  // a tap
+  note("tapped", !tip.hidden && tip.textContent.includes("MimiC") && document.getElementById("unzoom").hidden);
+  hideTip();
+  note("covered", [...document.querySelectorAll("#rates circle:not([fill=none])")].filter((dot) => {
+    dot.scrollIntoView({ block: "center" });
+    const box = dot.getBoundingClientRect();
+    return !document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2)?.dataset.tip;
+  }).length);
+  const axis = { low: 0, high: 2, label: "" }, point = { x: [1], y: [1], s: [0], every: [], color: "red", dash: [0, []] };
+  note("single", curvesSvg({ lines: [point] }, frame({ width: 300, height: 200 }, axis, axis), false).includes("<circle"));
   note("csv", curvesCsv().split("\\n").length); note("csvHead", curvesCsv().split("\\n")[0]);
   note("latex", DATA.exports.latex.split("\\n")[0]);
   note("svg", chartSvg().includes("<svg") && !chartSvg().includes("NaN"));
@@ -53,6 +73,8 @@ addEventListener("load", () => {
   const named = (node, name) => [...document.querySelectorAll(node)].filter((each) => each.textContent.includes(name));
   const strokes = (node, name) => [...new Set(named(node, name).map((each) => each.querySelector("line").getAttribute("stroke")))].join();
   note("swatches", ["FedAvg", "SCAFFOLD", "MimiC"].every((name) => strokes("tr[data-group]", name) === strokes("#legend button", name)));
+  const filters = document.querySelector(".filters");
+  filters.open = true; filters.ontoggle(); filters.open = false; recall(); note("unfolded", filters.open);
   note("hash", decodeURIComponent(location.hash).includes("availability"));
   const hide = () => document.querySelectorAll("#legend button").forEach((_, k) => document.querySelectorAll("#legend button")[k].click());
   const disabled = () => ["csv", "png", "svg"].map((kind) => document.getElementById("curves-" + kind).disabled).join();
@@ -96,12 +118,14 @@ def test_panels_best_rates_and_filters(dom):
     assert data_attribute(dom, "panels-none") == "1"
     assert data_attribute(dom, "panels-filtered") == "1"
     assert data_attribute(dom, "rows-filtered") == "9"
+    assert "static:0.3" in data_attribute(dom, "not-shown")  # also while the filters are folded
 
 
 def test_the_best_rate_is_ringed_and_the_edge_marked(dom):
     inner, edge = map(int, data_attribute(dom, "rings").split(","))
     assert inner + edge == 6
     assert edge == dom.count('<span class="edge">')
+    assert data_attribute(dom, "covered") == "0"  # by the bars of other algorithms
 
 
 def test_axes_zoom_and_own_metrics(dom):
@@ -114,6 +138,16 @@ def test_axes_zoom_and_own_metrics(dom):
     assert "<th>own number</th>" in dom
 
 
+def test_a_zoom_between_two_rounds_shows_the_curves(dom):
+    assert data_attribute(dom, "between") == "false"
+    assert data_attribute(dom, "whole-rounds") == "true"
+    assert data_attribute(dom, "tapped") == "true"
+
+
+def test_a_run_with_one_round_has_a_point(dom):
+    assert data_attribute(dom, "single") == "true"
+
+
 def test_export(dom):
     assert data_attribute(dom, "csv-head") == "curve,panel,round,test_accuracy,std"
     assert int(data_attribute(dom, "csv")) >= 6 * 5 + 2
@@ -121,6 +155,7 @@ def test_export(dom):
     assert data_attribute(dom, "svg") == "true"
     assert int(data_attribute(dom, "png")) > 10_000
     assert data_attribute(dom, "hash") == "true"
+    assert data_attribute(dom, "unfolded") == "true"  # as it was before a live page was loaded again
     assert data_attribute(dom, "folded") == "availability|label-correlated:classes=[0,1,2],|rare=0.02"
 
 

@@ -6,7 +6,8 @@ import pytest
 import mimicfl as mf
 from mimicfl.report import theory_figures
 from mimicfl.report.summary import group
-from mimicfl.report.theory import bounded, check, diagnosed
+from mimicfl.report.theory import bounded, check
+from mimicfl.report.theory_rows import diagnosed
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import mimicfl as mf
-from mimicfl.algorithms.server import Start
+from mimicfl.algorithms.updates import Start
 from mimicfl.clients.losses import as_loss
 from mimicfl.engines.interface import train_clients
 from mimicfl.engines.plain import PlainEngine

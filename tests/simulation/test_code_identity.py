@@ -1,6 +1,7 @@
 """Custom and built-in code is part of what identifies a run; reading a run executes none of it."""
 
 import dataclasses
+import importlib
 import subprocess
 import sys
 
@@ -11,6 +12,24 @@ import mimicfl as mf
 from mimicfl.fingerprint import source
 from mimicfl.plugins import load_plugins
 
+NET = """
+import torch
+from torch import nn
+import own_values
+
+class Direct(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x):
+        return self.layer(x.flatten(1)) * own_values.scale
+
+class Indirect(Direct):
+    def forward(self, x):
+        return own_values.scaled(self.layer(x.flatten(1)))
+"""
 SHORT = mf.Experiment(rounds=2, num_clients=6, epochs=1)
 
 
@@ -108,3 +127,21 @@ def test_the_authors_preset_does_not_depend_on_what_is_imported(tmp_path):
     assert e.id == before
     mf.run(e, tmp_path / "run")
     assert mf.Experiment(algorithm="mimic", preset="authors").resolved().algorithm == "mimic:memory=step"
+
+
+def test_a_value_that_a_program_sets_in_its_module_does_not_return_the_old_result(digits, tmp_path, monkeypatch):
+    """The source of the module is the same; so is that of a module which the model reads it through."""
+    (tmp_path / "own_values.py").write_text("scale = 1.0\ndef scaled(x):\n    return x * scale\n")
+    (tmp_path / "own_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(tmp_path)
+    net, values = (importlib.import_module(name) for name in ("own_net", "own_values"))
+    for name in ("own_net", "own_values"):
+        monkeypatch.setitem(sys.modules, name, sys.modules[name])
+    given = {**digits, "rounds": 1, "local": mf.LocalSGD(steps=1)}
+    for kind in (net.Direct, net.Indirect):
+        values.scale = 1.0
+        mf.simulate(**given | {"model": kind()}, out=tmp_path / kind.__name__)
+        mf.simulate(**given | {"model": kind()}, out=tmp_path / kind.__name__)  # unchanged: read back
+        values.scale = 2.0
+        with pytest.raises(mf.UsageError, match="model differs"):
+            mf.simulate(**given | {"model": kind()}, out=tmp_path / kind.__name__)

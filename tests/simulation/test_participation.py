@@ -58,6 +58,16 @@ def test_power_of_choice_selects_clients_with_large_losses(digits):
     assert torch.equal(same.params, history.params)
 
 
+def test_a_budget_of_uploads_needs_a_selection_that_picks_a_client(digits):
+    """A round without clients uploads nothing: the run would end with fewer uploads than asked for."""
+    given = {**digits, "rounds": None, "local": mf.LocalSGD(steps=1), "engine": "plain"}
+    assert mf.simulate(**given, uploads=3, select=lambda c: c.available[:1]).rows[-1]["uploads"] == 3
+    with pytest.raises(mf.UsageError, match=r"round 1.*rounds instead"):
+        mf.simulate(**given, uploads=3, select=lambda c: c.available[: 1 - c.t])
+    given["rounds"] = 3
+    assert [row["active"] for row in mf.simulate(**given, select=lambda c: c.available[: 1 - c.t % 2]).rows] == [1, 0, 1]
+
+
 @pytest.mark.parametrize("asked", [[-1], [1000], [0.5], 3])
 def test_losses_of_clients_that_do_not_exist_are_refused(digits, asked):
     with pytest.raises(mf.UsageError, match="client numbers from 0 to"):

@@ -14,9 +14,8 @@ import pytest
 import torch
 
 import mimicfl as mf
-from mimicfl.experiments.execute import resume
 from mimicfl.metrics.store import RunFolder
-from tests.conftest import BUILT_IN
+from tests.conftest import BUILT_IN, resume
 
 ALGORITHMS = [*BUILT_IN, "mifa:never_seen=exclude", "fedau:cutoff=3"]
 

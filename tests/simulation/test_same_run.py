@@ -12,7 +12,7 @@ from torch import nn
 import mimicfl as mf
 from mimicfl.experiments import build as build_module
 from mimicfl.experiments.build import build, load_data
-from mimicfl.experiments.execute import carry_out, groups
+from mimicfl.experiments.execute import groups, run_plan
 from mimicfl.experiments.grid import read_sweep
 from mimicfl.experiments.names import folder_name
 from mimicfl.metrics.store import RunFolder
@@ -40,7 +40,7 @@ def test_runs_with_other_frozen_layers_or_attributes_do_not_share_a_program(name
     mf.models.register("scaled", Scaled)
     base = dataclasses.replace(SHORT, algorithm="fedavg", engine=engine, dtype="float64")
     wanted = {f"{by}-{seed}": dataclasses.replace(base, model=f"scaled:{by}", seed=seed) for by in (1.0, 0.1) for seed in (0, 1)}
-    together = carry_out(wanted)
+    together = run_plan(wanted)
     for name, e in wanted.items():
         alone = mf.run(dataclasses.replace(e, engine="plain"))
         torch.testing.assert_close(together[name].params, alone.params, rtol=1e-9, atol=1e-11)
@@ -63,7 +63,7 @@ def test_a_pattern_that_changes_its_arguments_does_not_reach_other_runs(names):
     mf.availability.register("greedy", Greedy)
     base = dataclasses.replace(SHORT, engine="plain", algorithm="known-p")
     wanted = {name: dataclasses.replace(base, availability=name) for name in ("greedy", "label-correlated")}
-    together = carry_out(wanted)
+    together = run_plan(wanted)
     for name, e in wanted.items():
         alone = mf.run(e)
         assert torch.equal(together[name].params, alone.params)
@@ -84,8 +84,8 @@ def test_a_selection_cannot_change_the_clients(digits):
 
 
 def test_runs_on_equal_data_still_share_a_program():
-    runs = {str(seed): build(dataclasses.replace(SHORT, seed=seed))[1] for seed in (0, 1)}
-    assert groups(runs, dict.fromkeys(runs, "auto")) == [["0", "1"]]
+    built = {str(seed): build(dataclasses.replace(SHORT, seed=seed)) for seed in (0, 1)}
+    assert groups(built) == [["0", "1"]]
 
 
 def test_algorithms_whose_folder_names_look_alike_stay_apart(names, tmp_path):

@@ -185,10 +185,10 @@ def test_theorem2_fails_without_the_shortfall_term_for_uncertified_rates():
 # -- Theorem 3 -----------------------------------------------------------------------------------------------------
 
 
-def test_gaps_exceed_the_staleness_with_probability_at_most_delta():
+def test_gaps_exceed_their_bound_with_probability_at_most_delta():
     rng = np.random.default_rng(0)
     N, rounds, p, delta, tries = 8, 60, 0.25, 0.2, 1500
-    tau = rates.staleness(p, N, rounds, delta)
+    tau = rates.gap_bound(p, N, rounds, delta)
     gaps = []
     for _ in range(tries):
         available = rng.random((rounds, N)) < p
@@ -201,13 +201,13 @@ def test_gaps_exceed_the_staleness_with_probability_at_most_delta():
 
 
 @pytest.mark.slow
-def test_theorem3_is_theorem2_with_the_staleness_as_gap():
+def test_theorem3_is_theorem2_with_the_bound_as_gap():
     checked = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
         problem = quadratic(rng)
         available = availability(rng, T, problem.N, p=0.7)
-        tau = rates.staleness(0.7, problem.N, T, 0.1)
+        tau = rates.gap_bound(0.7, problem.N, T, 0.1)
         beta = float(T)
         c = rates.largest_c(problem.L, problem.N, tau, T, beta)
         eta = c * np.maximum(available.sum(axis=1), 1) / (np.arange(T) + beta)
@@ -265,8 +265,8 @@ def test_mimic_converges_while_fedavg_stays_above_its_floor():
         (lambda r: bounds.theorem1(r, 1.0, 1.0, 0.0, sigma=-1.0), "sigma must be at least 0"),
         (lambda r: bounds.lemma2(1.0, 5, 0.1, 0.0, 0.0, 0.0), "at most 1/(4 L K) = 0.05, got 0.1"),
         (lambda r: bounds.theorem3(r, 1.0, 1.0, 0.99, 0.5), "lower p_min or delta"),
-        (lambda r: Rounds([0.1, 0.1], r.available), "rates end after 2 rounds"),
-        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.available), "got nan in round 2"),
+        (lambda r: Rounds([0.1, 0.1], r.active), "rates end after 2 rounds"),
+        (lambda r: Rounds([0.1, 0.1, np.nan, 1], r.active), "got nan in round 2"),
     ],
 )
 def test_invalid_input_raises_usage_error(call, words):

@@ -43,7 +43,7 @@ def test_bound_holds_for_every_horizon_with_constant_and_varying_rates():
 def parts(rounds):
     """Return M and its two terms: for memories, and for inactive clients."""
     M = mixing.mixing(rounds)
-    memory = mixing._memories(rounds.available) @ counts(rounds) / np.sqrt(rounds.m)[:, None]
+    memory = mixing._memories(rounds.active) @ counts(rounds) / np.sqrt(rounds.m)[:, None]
     return M, memory, M - memory
 
 
@@ -80,8 +80,8 @@ def counts(rounds):
     """Return n_sr^(1/2), computed by counting."""
     n = np.zeros((rounds.T, rounds.T))
     for s in range(rounds.T):
-        for i in np.flatnonzero(rounds.available[s]):
-            before = np.flatnonzero(rounds.available[:s, i])
+        for i in np.flatnonzero(rounds.active[s]):
+            before = np.flatnonzero(rounds.active[:s, i])
             if len(before):
                 n[s, before[-1] : s] += 1
     return np.sqrt(n)

@@ -44,8 +44,8 @@ def test_certificate_covers_every_schedule_with_gaps_up_to_tau_max():
         for t in range(rounds.T):
             for j in range(t + 1, rounds.T):
                 alpha = rounds.rho[j - 1] * (1 - nu) - 1
-                for i in np.flatnonzero(rounds.available[j]):
-                    before = np.flatnonzero(rounds.available[:j, i])
+                for i in np.flatnonzero(rounds.active[j]):
+                    before = np.flatnonzero(rounds.active[:j, i])
                     if len(before) and before[-1] <= t:
                         naive[t] += phi / nu * rounds.x[j] * (1 + 1 / alpha) * (j - before[-1])
         assert np.allclose(needed, naive, rtol=1e-9, atol=1e-9)

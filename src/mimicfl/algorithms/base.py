@@ -67,7 +67,7 @@ class Step:
 class Algorithm(Generic[S]):
     """Base class of all algorithms: implement `aggregate`, and `init` or `instructions` where the defaults do not fit.
 
-    title, color, dashed   how tables and pictures show it; the class name and a free colour if not given
+    title, color, dashed   how tables and figures show it; the class name and a free colour if not given
     uploads, downloads     model-sized vectors that a client sends and receives per round; `uploads` counts g and the names in
                            `Instructions.send`
     needs_population       it uses the number of clients N, so a deployment must know it. False: clients may join at any time,

@@ -33,11 +33,11 @@ class Budget:
     folder: Path | None = None  # None: the system's folder for temporary files
 
     @classmethod
-    def parse(cls, text: str, folder: Path | None = None) -> "Budget":
+    def parse(cls, text: str) -> "Budget":
         """`auto`, `4` (GiB on the device, or in host memory where that is the device), or `4,16` (GiB there and in host memory)."""
         parts = [part.strip() for part in text.split(",")] if isinstance(text, str) else []
         if parts == ["auto"]:
-            return cls(folder=folder)
+            return cls()
         try:
             sizes = [int(number("state_budget", float(part), low=0) * 2**30) for part in parts]
         except ValueError:
@@ -46,7 +46,7 @@ class Budget:
             raise UsageError(
                 f"state_budget must be a string: 'auto', GiB on the device ('4'), or GiB on device and host ('4,16'), got {shown(text)}"
             )
-        return cls(sizes[0], sizes[-1], folder)
+        return cls(sizes[0], sizes[-1])
 
     def place(self, bytes_needed: int, device: torch.device) -> str:
         """Where this many bytes fit: "device", "host" or "file"."""

@@ -21,9 +21,7 @@ from .client_memory import Budget, ClientMemory
 from .client_numbers import on_device
 from .finite import check_global_model, check_updates, good_clients
 from .server_optimizers import Moments, ServerOptimizer
-from .updates import ClientUpdates as ClientUpdates
-from .updates import Request as Request
-from .updates import Start as Start
+from .updates import ClientUpdates, Request
 
 Rate = Callable[[int, int], float]  # of the round and the number of active clients
 Rates = Callable[[np.ndarray], np.ndarray]  # the participation rates of the active clients of this round

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..callbacks.interface import Callback, EachRound
 from ..errors import Diverged, Paused
-from ..experiments.execute import Plan, Progress, carry_out
+from ..experiments.execute import Plan, Progress, run_plan
 from ..files import scratch
 from ..metrics.environment import environment
 from ..metrics.history import read
@@ -17,13 +17,13 @@ Callbacks = Sequence[Callback | EachRound]
 
 
 def train_batch(
-    plan: Plan, target: float, out: Path, deadline: float | None, progress: Progress | None = None, callbacks: Callbacks = ()
+    plan: Plan, target: float, out: Path, until: float | None, progress: Progress | None = None, callbacks: Callbacks = ()
 ) -> dict[str, Result]:
-    """The results of the runs that end before the deadline (of `time.monotonic`), by name; the others can be resumed in `out`."""
+    """The results of the runs that end before `until`, a time of `time.monotonic`, by name; the others can be resumed in `out`."""
     failures: dict[str, str] = {}
     try:
         with scratch():
-            carry_out(plan, out, progress, deadline=deadline, callbacks=callbacks)
+            run_plan(plan, out, progress, until=until, callbacks=callbacks)
     except Paused:
         pass
     except Diverged as error:

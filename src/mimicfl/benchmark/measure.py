@@ -6,7 +6,7 @@ import numpy as np
 
 from ..metrics.curves import area, first_to_reach, swing, tail_mean
 from ..metrics.history import History
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 
 Result = dict[str, Any]
 COSTS = {"round": "rounds", "uploads": "uploads", "bytes_up": "bytes", "virtual_seconds": "virtual time"}  # until the target is reached

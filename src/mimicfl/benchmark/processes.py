@@ -112,7 +112,7 @@ class Workers:
         target: float,
         out: Path,
         settings: dict[str, Any],
-        deadline: float | None,
+        until: float | None,
         say: Say | None,
         recorded: Callable[[Batch], None],
     ) -> bool:
@@ -121,8 +121,8 @@ class Workers:
         def serve(worker: Worker) -> None:
             took = 0.0  # seconds per run of the last batch
             try:
-                while batch := queue.take(_fitting(deadline, took)):
-                    left = None if deadline is None else deadline - time.monotonic()
+                while batch := queue.take(_fitting(until, took)):
+                    left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
                         queue.stop()
                         return
@@ -159,9 +159,9 @@ class Workers:
         return queue.complete
 
 
-def _fitting(deadline: float | None, took: float) -> int | None:
-    """How many runs are likely to end before the deadline, at least one; None if that is unknown."""
-    return None if deadline is None or not took else max(1, int(HURRY * (deadline - time.monotonic()) / took))
+def _fitting(until: float | None, took: float) -> int | None:
+    """How many runs are likely to end in time, at least one; None if that is unknown."""
+    return None if until is None or not took else max(1, int(HURRY * (until - time.monotonic()) / took))
 
 
 def _reason(code: int) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..files import explained, write_text
+from ..files import make_folder, write_text
 from ..metrics.lock import alone
 from .measure import Result
 from .suite import Cell, Part, hash_of
@@ -33,7 +33,7 @@ def read_cell(folder: Path, cell: Cell) -> Results:
 
 def add_to_cell(folder: Path, cell: Cell, results: Results) -> Results:
     """Add runs to the file of a cell, and return all that it holds then: another command may have recorded some in the meantime."""
-    _make(folder / cell.part.name)
+    make_folder(folder / cell.part.name)
     with alone(folder / cell.part.name):
         found = read_cell(folder, cell) | results
         write_cell(folder, cell, found)
@@ -52,13 +52,8 @@ def write_cell(folder: Path, cell: Cell, results: Results) -> None:
     head = {"format": FORMAT, "part": cell.part.name, "pattern": cell.pattern.name, "algorithm": cell.grid.algorithm}
     text = json.dumps(head | {"environments": environments}, indent=1).removesuffix("\n}")
     file = _file(folder, cell)
-    _make(file.parent)
+    make_folder(file.parent)
     write_text(file, text + ',\n "runs": [\n' + ",\n".join(lines) + "\n]}\n")
-
-
-def _make(folder: Path) -> None:
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _file(folder: Path, cell: Cell) -> Path:
@@ -89,7 +84,7 @@ def plans(folder: Path, part: Part) -> list[dict[str, Any]]:
 
 def register(folder: Path, part: Part, amend: str | None = None) -> str:
     """Write the plan before the first run and return its hash. A plan that has changed since is refused unless amended with a reason."""
-    _make(folder / part.name)
+    make_folder(folder / part.name)
     with alone(folder / part.name):
         return _register(folder, part, amend)
 

@@ -43,18 +43,18 @@ def run_part(
     if integer("processes", processes, high=MOST) > 1 and watching:
         raise UsageError("trackers follow the runs of one process only: remove --track, or give --processes 1")
     plan_hash = register(records, part, amend)
-    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    until = None if minutes is None else time.monotonic() + 60 * minutes
     gpu = find_device(settings.get("device", part.device)).type == "cuda"
     sizes = (GPU_BATCH, GPU_LEAST) if gpu else (BATCH, LEAST)
     queue = Queue(part, records, cells, plan_hash, *sizes, processes)
     if processes > 1 and not queue.complete:
         with Workers(min(processes, queue.left), gpu) as workers:
-            return workers.run(queue, part.target, out, settings, deadline, say, lambda batch: _clean(queue, out, batch))
+            return workers.run(queue, part.target, out, settings, until, say, lambda batch: _clean(queue, out, batch))
     while batch := queue.take():
-        if deadline is not None and time.monotonic() >= deadline:
+        if until is not None and time.monotonic() >= until:
             return False
         queue.announce(batch, say)
-        queue.give_back(batch, train_batch(plan_of(batch, settings), part.target, out, deadline, progress, watching))
+        queue.give_back(batch, train_batch(plan_of(batch, settings), part.target, out, until, progress, watching))
         _clean(queue, out, batch)
     return True
 

@@ -37,9 +37,9 @@ def _answer(line: str) -> str:
     """The results of a batch, or why there are none, as a line of JSON."""
     try:
         job = json.loads(line)
-        deadline = None if job["seconds"] is None else time.monotonic() + job["seconds"]
+        until = None if job["seconds"] is None else time.monotonic() + job["seconds"]
         plan = {name: from_dict(settings) for name, settings in job["runs"].items()}
-        return json.dumps({"results": train_batch(plan, job["target"], Path(job["out"]), deadline)})
+        return json.dumps({"results": train_batch(plan, job["target"], Path(job["out"]), until)})
     except UsageError as error:
         return json.dumps({"error": str(error), "expected": True})
     except Exception:

@@ -1,6 +1,6 @@
 """Callbacks: inspect every round of a run, add measurements, stop early, keep the best model, or send the rows to a tracker."""
 
-from ..metrics.recorder import Row as Row
+from ..metrics.rows import Row as Row
 from .best import BestModel
 from .interface import Callback, RoundInfo, RunInfo
 from .mlflow import MLflow

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..errors import UsageError, shown
-from ..metrics.recorder import RESERVED, Row
+from ..metrics.rows import RESERVED, Row
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class CallbackSet:
                 stopped |= now.stopped
         return stopped
 
-    def watch(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> None:
+    def notify(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> None:
         """Pass the stored row to the callbacks that only observe."""
         for each in self.active:
             if not each.part_of_result:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import UsageError
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from .interface import RunInfo
 from .tracker import Tracker, numbers, settings, title
 

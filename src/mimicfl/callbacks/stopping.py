@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UsageError, integer, number, one_of
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..tasks.metrics import higher_is_better
 from .interface import Callback, RoundInfo, RunInfo
 

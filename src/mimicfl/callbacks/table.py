@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from .interface import RunInfo
 from .tracker import Tracker, file_title, numbers
 

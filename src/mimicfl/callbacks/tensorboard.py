@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from .interface import RunInfo
 from .tracker import Tracker, file_title, numbers, settings
 

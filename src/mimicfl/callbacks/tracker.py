@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from ..errors import UsageError, first_line
 from ..files import write_text
 from ..metrics.history import read
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder, find_runs
 from ..registry import Registry
 from .interface import Callback, RoundInfo, RunInfo

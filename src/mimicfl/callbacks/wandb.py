@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, flag
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from .interface import RunInfo
 from .tracker import Tracker, keep_state, numbers, settings, state, title
 

@@ -47,7 +47,7 @@ def show(arguments: argparse.Namespace, console: Console) -> None:
         _print_trace(trace, console)
     if target:
         figures.save(figures.availability(available, f"{arguments.pattern}, seed {arguments.seed}"), target)
-        console.print(f"picture {target}", soft_wrap=True)
+        console.print(f"figure {target}", soft_wrap=True)
 
 
 def _size(pattern: patterns.Pattern, arguments: argparse.Namespace) -> tuple[int, int]:

@@ -16,6 +16,7 @@ class Option:
     about: str
     values: list[str]  # words to offer after it
     takes_value: bool
+    several: bool = False  # takes several values, as in `--algorithms fedavg mimic`
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,13 @@ def _option(action: argparse.Action) -> Option:
         values = list(SETTINGS[name].metadata["choices"]) or (sorted(NAMED_BY[name].factories) if name in NAMED_BY else [])
     elif name == "algorithms":
         values = sorted(NAMED_BY["algorithm"].factories)
-    return Option(list(action.option_strings), (action.help or "").replace("%%", "%"), values, action.nargs != 0)
+    about = (action.help or "").replace("%%", "%")
+    return Option(list(action.option_strings), about, values, action.nargs != 0, action.nargs in ("+", "*"))
 
 
 def bash(found: list[Command]) -> str:
     """Words for the option before the cursor if it takes some, else the options and words of the command; files otherwise."""
-    cases = []
+    cases, several = [], sorted({flag for command in found for o in command.options if o.several for flag in o.flags})
     for command in found:
         flags = " ".join(flag for option in command.options for flag in option.flags)
         values = "".join(
@@ -77,6 +79,9 @@ _mimicfl() {{
     if [ "$COMP_CWORD" -eq 1 ]; then
         words="{names} --help --version"
     else
+        local k=$((COMP_CWORD-1))
+        while [ $k -gt 1 ] && [[ "${{COMP_WORDS[k]}}" != -* ]]; do k=$((k-1)); done
+        case "$current" in -*) ;; *) case "${{COMP_WORDS[k]}}" in {"|".join(several)}) before="${{COMP_WORDS[k]}}" ;; esac ;; esac
         case "${{COMP_WORDS[1]}}" in
 {"".join(cases)}        esac
     fi
@@ -91,13 +96,22 @@ def zsh(found: list[Command]) -> str:
     cases = []
     for command in found:
         lines = [f"                {_zsh(option, flag)}" for option in command.options for flag in option.flags]
-        first = f"'1:action:({' '.join(command.words)})'" if command.words else "'*:file:_files'"
+        first = f"'1:action:({' '.join(command.words)})'" if command.words else "'*:word:_mimicfl_words'"
         cases.append(
             f"            {command.name})\n              _arguments \\\n" + " \\\n".join([*lines, f"                {first}"]) + " ;;\n"
         )
     names = "\n".join(f"        {_single(f'{command.name}:{command.about}')}" for command in found)
+    several = {"|".join(o.flags): " ".join(o.values) for command in found for o in command.options if o.several and o.values}
+    further = "".join(f"        {flags}) compadd -- {values} ;;\n" for flags, values in several.items())
     return f"""#compdef mimicfl
 # Completion of the command mimicfl for zsh.
+_mimicfl_words() {{
+    local k=$((CURRENT-1))
+    while (( k > 1 )) && [[ $words[k] != -* ]]; do (( k-- )); done
+    case $words[k] in
+{further}        *) _files ;;
+    esac
+}}
 _mimicfl() {{
     local -a commands
     commands=(
@@ -125,6 +139,9 @@ def fish(found: list[Command]) -> str:
     """One line per command and option."""
     lines = [
         "# Completion of the command mimicfl for fish.",
+        "function __mimicfl_last_option",
+        "    string match -- '-*' (commandline -opc) | tail -n 1",
+        "end",
         "complete -c mimicfl -f -n __fish_use_subcommand -l version -d 'print the version'",
     ]
     for command in found:
@@ -135,6 +152,9 @@ def fish(found: list[Command]) -> str:
             flags = " ".join(f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}" for flag in option.flags)
             value = f" -x -a {_single(' '.join(option.values))}" if option.values else " -r" if option.takes_value else ""
             lines.append(f"complete -c mimicfl {where} {flags} -d {_single(option.about)}{value}")
+            if option.several and option.values:
+                after = f"{where[:-1]}; and contains -- (__mimicfl_last_option) {' '.join(option.flags)}'"
+                lines.append(f"complete -c mimicfl {after} -f -a {_single(' '.join(option.values))}")
     return "\n".join(lines) + "\n"
 
 

@@ -15,7 +15,7 @@ EVERY = 5.0  # seconds
 
 
 def follow(console: Console, paths: Sequence[str], out: str | None, every: float) -> Report:
-    """Write the page every few seconds until all runs at or below the paths are finished; returns the last report, with its pictures."""
+    """Write the page every few seconds until all runs at or below the paths are finished; returns the last report, with its figures."""
     number("--every", every, low=0.5)
     for path in paths:
         if not Path(path).exists():

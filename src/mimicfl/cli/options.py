@@ -23,12 +23,23 @@ class Formatter(argparse.RawDescriptionHelpFormatter):
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
+class Help(argparse.Action):
+    """`--help`; after `--plugin FILE` it lists what the file registers as well."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, *_: Any) -> None:
+        if plugins := getattr(namespace, "plugins", None):
+            importlib.import_module("mimicfl.plugins").load_plugins(plugins)
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that suggests the nearest option or command for a misspelt one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kwargs |= {"formatter_class": Formatter, "allow_abbrev": False}
+        kwargs |= {"formatter_class": Formatter, "allow_abbrev": False, "add_help": False}
         super().__init__(*args, **kwargs)
+        self.add_argument("-h", "--help", action=Help, nargs=0, default=argparse.SUPPRESS, help="show this help message and exit")
         self.later: dict[str, Callable[[], str]] = {}
 
     def explain(self, name: str, text: Callable[[], str]) -> None:

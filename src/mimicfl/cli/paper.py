@@ -165,7 +165,7 @@ def _print_all(console: Console, wanted: list[Cell], records: Records, seeds: li
         _print(console, STUDIES[name], [cell for cell in wanted if cell.study.name == name], records, seeds, scale)
 
 
-def _print(console: Console, study: Study, wanted: list[Cell], records: Records, seeds: list[int], scale: float = 1.0) -> None:
+def _print(console: Console, study: Study, wanted: list[Cell], records: Records, seeds: list[int], scale: float) -> None:
     console.print(
         f"\n{study.title}" + (f"  (scale {scale:g}: a quick look, not the paper's setting)" if scale != 1.0 else ""), style="bold"
     )

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from ..metrics.columns import shown_primary
-from ..metrics.history import Row
+from ..metrics.rows import Row
 from ..report.summary import title
 from ..settings import Experiment
 

@@ -41,7 +41,7 @@ def _train(
     """
     from ..callbacks import make
     from ..errors import UsageError
-    from ..experiments.execute import build_all, carry_out
+    from ..experiments.execute import build_all, run_plan
     from ..experiments.forecast import forecast
     from ..experiments.grid import cells, read_sweep
     from ..experiments.names import algorithm_list, seed_list
@@ -62,11 +62,11 @@ def _train(
         return None
     with Reporter(console, list(plan.values()), heading=f"{len(plan)} runs into {target}") as progress:
         if arguments.ray:
-            from ..experiments.cluster import carry_out_on
+            from ..experiments.cluster import run_plan_on
 
-            carry_out_on(arguments.ray, plan, target, progress.notice)
+            run_plan_on(arguments.ray, plan, target, progress.notice)
         else:
-            carry_out(plan, target, progress, progress.notice, callbacks=trackers)
+            run_plan(plan, target, progress, progress.notice, callbacks=trackers)
     runs = [target / name for name in plan]
     if not memo.certain and memo.replay(console, runs):
         return None

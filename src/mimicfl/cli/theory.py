@@ -14,7 +14,7 @@ from ..clients.params import flatten
 from ..errors import UsageError
 from ..experiments.build import build_problem
 from ..experiments.results import check_known, settings_of
-from ..files import explained
+from ..files import make_folder
 from ..metrics.history import History, read
 from ..metrics.store import RunFolder, find_runs
 from ..plugins import load_plugins
@@ -22,7 +22,8 @@ from ..registry import parse
 from ..report import theory_figures
 from ..report.figures import save
 from ..report.summary import group
-from ..report.theory import Check, check, diagnosed
+from ..report.theory import Check, check
+from ..report.theory_rows import diagnosed
 from ..settings import MADE_BY, Experiment
 from ..theory.constants import constants
 from ..theory.population import Population
@@ -135,8 +136,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     if not pictures:
         raise UsageError(f"{folders[0].path} was not diagnosed: run it in a new folder with --diagnose every=10")
     target = Path(arguments.out or arguments.runs[0])
-    with explained(target):
-        target.mkdir(parents=True, exist_ok=True)
+    make_folder(target)
     table = Table("algorithm", "first E_t", "last E_t", "last gamma_t", "last |grad f|²", "cost", box=None, pad_edge=False)
     for g in theory_figures.seen(groups):
         rows = diagnosed(g.runs[0])
@@ -146,4 +146,4 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
     for name, picture in pictures.items():
-        console.print(f"picture {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)
+        console.print(f"figure {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)

@@ -14,7 +14,7 @@ from ..callbacks import make as make_tracker
 from ..callbacks import send
 from ..errors import UsageError
 from ..experiments.build import build
-from ..experiments.execute import build_all, carry_out, execute, plan_comparison
+from ..experiments.execute import build_all, plan_comparison, run_built, run_plan
 from ..experiments.forecast import forecast
 from ..experiments.names import algorithm_list, seed_list
 from ..experiments.results import resumable
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace, console: Console) -> None:
         return print_forecast(console, forecast({"": (e, prepared)}, out), out)
     console.print(_announcement(e, out), soft_wrap=True)
     with Reporter(console) as progress:
-        [history] = execute({"": (e, prepared)}, out, progress, progress.notice, callbacks=trackers, ray=arguments.ray).values()
+        [history] = run_built({"": (e, prepared)}, out, progress, progress.notice, callbacks=trackers, ray=arguments.ray).values()
     return _finish(console, history, out)
 
 
@@ -69,7 +69,7 @@ def resume(arguments: argparse.Namespace, console: Console) -> None:
         if waiting:  # together, as they were started
             plan = {"" if f.path == root else str(f.path.relative_to(root)): resumable(f, plugins) for f in waiting}
             trackers = [make_tracker(spec) for spec in arguments.track]
-            carry_out(plan, root, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
+            run_plan(plan, root, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
     for folder in folders:
         _finish(console, read(folder), folder.path)
 
@@ -107,7 +107,7 @@ def _compare(arguments: argparse.Namespace, console: Console, e: Experiment, nam
         return print_forecast(console, forecast(build_all(plan), target), target)
     heading = f"{counted(len(names), 'algorithm')} x {counted(len(seeds), 'seed')} into {target}"
     with Reporter(console, runs=len(names) * len(seeds), heading=heading) as progress:
-        carry_out(plan, target, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
+        run_plan(plan, target, progress, progress.notice, callbacks=trackers, ray=arguments.ray)
     report = write_report([target / name for name in plan], target)
     print_report(console, report)
     return console.print(f"{time.monotonic() - began:.0f} s", style="dim")
@@ -148,7 +148,7 @@ def print_report(console: Console, report: Report, explain: bool = True) -> None
     if report.unfinished:
         console.print(report.unfinished, style="yellow", soft_wrap=True)
     console.print(f"report   {report.page}", soft_wrap=True)
-    console.print(f"pictures {', '.join(p.name for p in report.pictures)}, in the same folder", soft_wrap=True)
+    console.print(f"figures  {', '.join(p.name for p in report.pictures)}, in the same folder", soft_wrap=True)
 
 
 def default_folder(e: Experiment) -> Path:

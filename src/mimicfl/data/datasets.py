@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from ..errors import UsageError, flag, nearest, one_of, shown
-from ..files import WriteFailed, explained, remove_leftovers, write_tensors
+from ..files import WriteFailed, make_folder, remove_leftovers, write_tensors
 from ..registry import Registry, parse
 from . import cifar, fashion, sotu, writers
 from .dataset import Data
@@ -102,8 +102,7 @@ def _write_cache(name: str, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarr
     """Write the arrays to the cache and return them. A read-only home folder does not stop a run."""
     file = cached(name)
     try:
-        with explained(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(file.parent)
         remove_leftovers(file.parent, [file.name])
         write_tensors(file, {key: torch.from_numpy(np.require(a, requirements=["C", "W"])) for key, a in arrays.items()})
     except WriteFailed as error:

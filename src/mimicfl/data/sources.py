@@ -185,10 +185,13 @@ def _column(held: Any, name: str, raw: bool = False) -> Any:
     known = list(getattr(held, "column_names", None) or held)
     if name not in known:
         raise UsageError(f"the dataset has no column {name!r}; {nearest(name, known)}")
-    values = held[name]
+    try:
+        values = held[name]
+        values = values if isinstance(values, (Tensor, np.ndarray)) else list(values)
+    except KeyError:
+        raise UsageError(f"the format of the dataset leaves out column {name!r}; use with_format without columns=...") from None
     if raw or isinstance(values, (Tensor, np.ndarray)):
         return values
-    values = list(values)
     if values and isinstance(values[0], Tensor):
         values = [value.numpy() for value in values]
     try:

@@ -57,7 +57,7 @@ def _sigmoid(z: np.ndarray) -> np.ndarray:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * z)))
 
 
-def _newton(a: np.ndarray, b: np.ndarray, steps: int = 100) -> np.ndarray:
+def _newton(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Minimise the mean logistic loss; each step is halved until the loss does not increase."""
 
     def loss(w: np.ndarray) -> float:
@@ -65,7 +65,7 @@ def _newton(a: np.ndarray, b: np.ndarray, steps: int = 100) -> np.ndarray:
         return float(np.mean(np.logaddexp(0, z) - b * z))
 
     w = np.zeros(a.shape[1])
-    for _ in range(steps):
+    for _ in range(100):
         p = _sigmoid(a @ w)
         gradient = a.T @ (p - b) / len(b)
         if np.linalg.norm(gradient) < 1e-13:

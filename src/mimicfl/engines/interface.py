@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..algorithms import Instructions
-from ..algorithms.server import ClientUpdates as ClientUpdates
-from ..algorithms.server import Request, Start
+from ..algorithms.updates import ClientUpdates as ClientUpdates
+from ..algorithms.updates import Request, Start
 from ..clients.local_sgd import LocalSGD
 from ..clients.local_update import check_send
 from ..data.clients import Clients, Holdout

@@ -14,19 +14,17 @@ from typing import Any
 
 from ..engines.cluster.connect import connect, count_workers, import_ray
 from ..errors import UsageError
-from ..files import explained, replacing
+from ..files import make_folder, replacing
 from ..settings import from_dict
-from .execute import Notice, Plan, build_all, carry_out, groups, split_finished
+from .execute import Notice, Plan, build_all, groups, run_plan, split_finished
 
 MOST_DEATHS = 5  # deaths of workers with the same group of runs: then the group is the cause
 
 
-def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:
+def run_plan_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> None:
     """All runs of the plan on the cluster at `address` ("auto", "local", or a Ray address), each in its folder below `out`."""
     ray = import_ray()
-    target = Path(out).resolve()
-    with explained(target):
-        target.mkdir(parents=True, exist_ok=True)
+    target = make_folder(Path(out).resolve())
     parts = _parts(plan, target)
     if not parts:
         return notice("all runs are already finished")
@@ -47,7 +45,7 @@ def carry_out_on(address: str, plan: Plan, out: str | Path, notice: Notice) -> N
 def _parts(plan: Plan, target: Path) -> list[list[str]]:
     """The unfinished runs, in groups that can train together; every mistake is found here, before any run starts."""
     _, waiting = split_finished(build_all(plan), target)
-    return groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+    return groups(waiting)
 
 
 def _spread(parts: list[list[str]], workers: int) -> list[list[str]]:
@@ -102,16 +100,16 @@ def work(settings: str, out: str, token: str) -> tuple[str, dict[str, bytes]]:
     """On a worker: train a group. Returns a message if runs diverged, and the files if this machine does not share the sender's disk."""
     plan = {name: from_dict({k: v for k, v in own.items() if v is not None}, name) for name, own in json.loads(settings).items()}
     if (Path(out) / token).exists():
-        return _carried_out(plan, Path(out)), {}
+        return _run(plan, Path(out)), {}
     with tempfile.TemporaryDirectory() as folder:
-        failure = _carried_out(plan, Path(folder))
+        failure = _run(plan, Path(folder))
         files = {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).glob("**/*") if p.is_file() and p.name != ".lock"}
     return failure, files
 
 
-def _carried_out(plan: Plan, out: Path) -> str:
+def _run(plan: Plan, out: Path) -> str:
     try:
-        carry_out(plan, out)
+        run_plan(plan, out)
     except UsageError as error:
         return str(error)
     return ""

@@ -16,7 +16,7 @@ from ..engines.population import largest
 from ..errors import Diverged, Paused, UsageError, check_callable
 from ..files import open_files
 from ..metrics.history import History, read
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder, as_folder
 from ..settings import Experiment
 from ..simulation.checkpoint import check_folder
@@ -26,7 +26,6 @@ from ..text import counted
 from .build import Problems, build
 from .comparison import Comparison
 from .names import algorithm_list, named_apart, run_name, seed_list
-from .results import resumable
 
 Plan = dict[str, Experiment]  # folder name -> experiment
 Built = dict[str, tuple[Experiment, Run]]
@@ -49,20 +48,8 @@ def run(
     `each_round`, `callbacks` and `ray`, the address of a cluster, are as in `simulate`.
     """
     called = callback_set(each_round, callbacks)
-    [history] = carry_out({"": experiment}, out, progress, notice, callbacks=called.given, ray=ray).values()
+    [history] = run_plan({"": experiment}, out, progress, notice, callbacks=called.given, ray=ray).values()
     return history
-
-
-def resume(
-    path: str | Path,
-    progress: Progress | None = None,
-    notice: Notice | None = None,
-    plugins: Sequence[str] = (),
-    callbacks: Sequence[Callback | EachRound] = (),
-    ray: str = "",
-) -> History:
-    """Finish an interrupted run; it ends with the same bits as one that was never interrupted."""
-    return run(resumable(RunFolder(path), plugins), path, progress, notice, callbacks=callbacks, ray=ray)
 
 
 def compare(
@@ -88,7 +75,7 @@ def compare(
     if not isinstance(experiment, Experiment):
         raise UsageError(f"compare takes the settings first, as in compare(Experiment(rounds=50), ['fedavg', 'mimic']), got {experiment!r}")
     names, numbers = algorithm_list(paper_algorithms() if algorithms is None else algorithms), seed_list(seeds)
-    found = iter(carry_out(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
+    found = iter(run_plan(plan_comparison(experiment, names, numbers), out, progress, notice, callbacks=callbacks, ray=ray).values())
     return Comparison({a: [next(found) for _ in numbers] for a in names})
 
 
@@ -100,25 +87,25 @@ def plan_comparison(experiment: Experiment, algorithms: Sequence[str], seeds: Se
     return named_apart([(run_name(e.algorithm, e.seed), e) for e in runs])
 
 
-def carry_out(
+def run_plan(
     plan: Plan,
     out: str | Path | None = None,
     progress: Progress | None = None,
     notice: Notice | None = None,
-    deadline: float | None = None,
+    until: float | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
     ray: str = "",
 ) -> dict[str, History]:
     """Run all experiments of the plan, each in its folder below `out`: finished runs are read, interrupted ones resume.
 
-    After the deadline (of `time.monotonic`) unfinished runs are saved in their folders, and `Paused` is raised.
+    At `until`, a time of `time.monotonic`, unfinished runs are saved in their folders, and `Paused` is raised.
     """
     check_callable("progress", progress, such_as="mf.ProgressBar()")
     check_callable("notice", notice, such_as="print")
     out = None if out is None else as_folder(out)
     if out is not None and "" not in plan and (out / "config.toml").exists():
         raise UsageError(f"{out} is itself a run folder: choose another folder for the runs")
-    return execute(build_all(plan), out, progress, notice, deadline, callbacks, ray)
+    return run_built(build_all(plan), out, progress, notice, until, callbacks, ray)
 
 
 def build_all(plan: Plan) -> Built:
@@ -127,25 +114,24 @@ def build_all(plan: Plan) -> Built:
     return {name: build(experiment, made) for name, experiment in plan.items()}
 
 
-def execute(
+def run_built(
     built: Built,
     out: Path | None,
     progress: Progress | None = None,
     notice: Notice | None = None,
-    deadline: float | None = None,
+    until: float | None = None,
     callbacks: Sequence[Callback | EachRound] = (),
     ray: str = "",
 ) -> dict[str, History]:
-    """`carry_out` for experiments whose runs are built."""
+    """`run_plan` for runs that are built."""
     results, waiting = split_finished(built, out, callback_set(None, callbacks).given)
     _say_what_is_not_sent(list(results), out, callbacks, notice)
     failures: dict[str, Diverged] = {}
-    parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
-    for part, names in enumerate(parts):
-        if part and deadline is not None and time.monotonic() >= deadline:  # the first group always trains
+    for part, names in enumerate(groups(waiting)):
+        if part and until is not None and time.monotonic() >= until:  # the first group always trains
             break
         members = {name: waiting.pop(name) for name in names}
-        for name, end in _train_group(members, out, progress, notice, deadline, ray).items():
+        for name, end in _train_group(members, out, progress, notice, until, ray).items():
             if isinstance(end, Diverged):
                 failures[name] = end
             elif end is not None:
@@ -183,19 +169,19 @@ def _say_what_is_not_sent(
         notice(f"{counted(count, 'finished run')} not sent before; to send them: mimicfl track send {out} --track {trackers[0].spec}")
 
 
-def groups(runs: dict[str, Run], engines: dict[str, str]) -> list[list[str]]:
+def groups(built: Built) -> list[list[str]]:
     """Names of runs that may share a program and have the same batch size, as many per group as fit into memory."""
     alike: dict[Any, list[str]] = {}
-    for name, run in runs.items():
+    for name, (e, run) in built.items():
         local, sent = run.problem.local, run.example_request().instructions.send
         batch, _ = largest(run.problem.clients, local)  # lanes are as wide as the largest batch
         # Momentum and clipping need a slower program, which runs without them should not use. Not every engine can make clients send more
         # than g, so algorithms that ask for it do not decide the engine of the others.
-        key = (run.fingerprint.program, batch, local.program, sent, str(run.problem.device), engines[name])
+        key = (run.fingerprint.program, batch, local.program, sent, str(run.problem.device), e.engine)
         alike.setdefault(key, []).append(name)
     found = []
     for names in alike.values():
-        most = _most(runs[names[0]])
+        most = _most(built[names[0]][1])
         found += [names[i : i + most] for i in range(0, len(names), most)]
     return found
 
@@ -209,13 +195,13 @@ def _most(run: Run) -> int:
 
 
 def _train_group(
-    members: Built, out: Path | None, progress: Progress | None, notice: Notice | None, deadline: float | None, ray: str
+    members: Built, out: Path | None, progress: Progress | None, notice: Notice | None, until: float | None, ray: str
 ) -> dict[str, History | Diverged | None]:
     settings = {run: e for e, run in members.values()}
     folders = [None if out is None else out / name for name in members]
     on_row = (lambda run, row: progress(settings[run], copied(row), run.rounds)) if progress else None
     engine = next(iter(settings.values())).engine
-    return dict(zip(members, train(list(settings), folders, engine, notice, on_row, deadline, ray), strict=True))
+    return dict(zip(members, train(list(settings), folders, engine, notice, on_row, until, ray), strict=True))
 
 
 def _failure(failures: dict[str, Diverged], runs: int, paused: bool) -> Diverged:

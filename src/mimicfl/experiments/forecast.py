@@ -44,7 +44,7 @@ def forecast(built: Built, out: str | Path | None) -> Forecast:
     """Inspect the folders and estimate the work; nothing is trained or written."""
     folder = None if out is None else as_folder(out)
     _, waiting = split_finished(built, folder)
-    parts = groups({name: run for name, (_, run) in waiting.items()}, {name: e.engine for name, (e, _) in waiting.items()})
+    parts = groups(waiting)
     seconds: dict[str, float] = {}
     for names in parts:
         work = Workload([waiting[name][1] for name in names])

@@ -12,7 +12,7 @@ from ..callbacks.interface import Callback, EachRound
 from ..errors import UsageError, integer, nearest
 from ..metrics.history import History
 from ..settings import SETTINGS, Experiment, from_dict, read_settings
-from .execute import Notice, Plan, Progress, carry_out
+from .execute import Notice, Plan, Progress, run_plan
 from .names import folder_name, named_apart, run_name
 
 MOST_RUNS = 100_000
@@ -73,7 +73,7 @@ def sweep(
     callbacks         as in `simulate`
     given             settings that replace those of the file, in the grid as well: `sweep("grid.toml", rounds=50, seed=[4, 7])`
     """
-    return carry_out(read_sweep(file, given), out, progress, notice, callbacks=callbacks)
+    return run_plan(read_sweep(file, given), out, progress, notice, callbacks=callbacks)
 
 
 def _values(file: str | Path, key: str, value: Any) -> list[Any]:

@@ -119,14 +119,33 @@ def held_by(function: types.FunctionType) -> list[Any]:
 
 def globals_used(function: types.FunctionType) -> dict[str, Any]:
     """Return the globals that a function's result may depend on: values, and other code of the user."""
-    names: dict[str, None] = {}
-    pending = [function.__code__]
-    while pending:
-        code = pending.pop()
-        names |= dict.fromkeys(_globals_of(code))
-        pending += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    names = dict.fromkeys(name for code in _with_inner(function.__code__) for name in _globals_of(code))
     outside = {name: function.__globals__[name] for name in names if name in function.__globals__}
     return {name: value for name, value in outside.items() if _affects_results(value)}
+
+
+def named_in_modules(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """Return what the code names in modules of the user, whose values a program may set: after `settings.rate = 2` no source shows it."""
+    names = dict.fromkeys(name for code in _with_inner(function.__code__) for name in code.co_names)
+    modules = [value for value in globals_used(function).values() if isinstance(value, types.ModuleType)]
+    found = []
+    for module in modules:  # it grows: a package holds modules
+        for name in names:
+            if name not in vars(module) or not _affects_results(value := vars(module)[name]):
+                continue
+            if isinstance(value, types.ModuleType):
+                modules += [value] if value not in modules else []
+            else:
+                found.append((name, value))
+    return found
+
+
+def _with_inner(code: types.CodeType) -> list[types.CodeType]:
+    """Return a function's code and that of the functions inside it."""
+    found = [code]
+    for each in found:
+        found += [inner for inner in each.co_consts if isinstance(inner, types.CodeType)]
+    return found
 
 
 @functools.lru_cache(maxsize=1024)

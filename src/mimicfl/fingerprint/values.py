@@ -139,7 +139,8 @@ class Values:
         text, readable = source.of_code(function.__code__)
         if not readable:
             self.unreadable.add(function.__qualname__)
-        return [*values, within(vars(function)), text, within(source.globals_used(function))]
+        reached = [[name, within(value)] for name, value in source.named_in_modules(function)]
+        return [*values, within(vars(function)), text, within(source.globals_used(function)), *([reached] if reached else [])]
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .app import server_app
     from .client import client_app, hello, identify
     from .client_form import ClientForm
+    from .failed_rounds import NothingLearned
     from .in_process import Federation, simulate
     from .models import load_arrays, trained_arrays
-    from .progress import NothingLearned
     from .secure_form import SecureForm
     from .server_form import ServerForm
     from .strategy import Federated
@@ -36,7 +36,7 @@ _MODULES = {
     "in_process": ["Federation", "simulate"],
     "client_form": ["ClientForm"],
     "models": ["load_arrays", "trained_arrays"],
-    "progress": ["NothingLearned"],
+    "failed_rounds": ["NothingLearned"],
     "secure_form": ["SecureForm"],
     "server_form": ["ServerForm"],
     "strategy": ["Federated"],

@@ -9,7 +9,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from torch import nn
 
-from .. import algorithms
 from ..callbacks import tracker
 from ..clients.losses import criterion_of
 from ..clients.params import Workspace
@@ -20,17 +19,20 @@ from .client import CPU, as_data, model_arrays, score_metrics
 from .client_form import ClientForm
 from .models import frozen_digest, load_arrays
 from .secure_form import SecureForm
+from .server_form import ServerForm
 from .strategy import Federated
 from .wire import metric_record
 
 ROUNDS, TIMEOUT = 10, 600.0
+FORMS: dict[str, type[ServerForm]] = {form.name: form for form in (ServerForm, ClientForm, SecureForm)}
+OF_SECURE_FORM = ("threshold", "clip")
 
 
 def _options() -> list[str]:
     """All options of a strategy, except those that a run config cannot express."""
     ours = [name for name in inspect.signature(Federated).parameters if name not in ("buffers", "sizes", "flower")]
     flowers = [name for name, p in inspect.signature(FlowerFedAvg).parameters.items() if isinstance(p.default, (int, float))]
-    return ["num_rounds", "timeout", "track", *ours, "threshold", "clip", *flowers]
+    return ["num_rounds", "timeout", "track", *ours, *OF_SECURE_FORM, *flowers]
 
 
 # The keys of the run config, with - for _: `flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`. "" means: use the default.
@@ -86,19 +88,12 @@ def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
     tracked = [tracker.make(spec) for spec in str(options.pop("track", "")).split()]
     if tracked:
         options["callbacks"] = [*options.get("callbacks", ()), *tracked]
-    form = one_of("form", options.pop("form", "server"), ["server", "client", "secure"])
-    secure = {key: options.pop(key) for key in ("threshold", "clip") if key in options}
-    algorithm = algorithms.make(options.pop("algorithm", "mimic"))
-    if form == "server":
-        return Federated(algorithm, buffers=untrained, **options)
-    common = {key: options[key] for key in ("update", "num_clients") if key in options}
-    if form == "client":
-        state: ClientForm = ClientForm(**common, weighting=options.get("weighting", "uniform"))
-    elif options.get("weighting", "uniform") != "uniform":
+    form = FORMS[one_of("form", options.pop("form", ServerForm.name), FORMS)]
+    if form is SecureForm and options.get("weighting", "uniform") != "uniform":
         raise UsageError("secure aggregation weights all clients equally; use weighting='uniform'")
-    else:
-        state = SecureForm(**common, **secure)
-    return Federated(algorithm, buffers=untrained, form=state, **options)
+    if form is not ServerForm:  # the strategy makes that one, from its algorithm
+        options["form"] = form(**{key: options[key] for key in inspect.signature(form).parameters if key in options})
+    return Federated(buffers=untrained, **{key: value for key, value in options.items() if key not in OF_SECURE_FORM})
 
 
 def evaluator(

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, replacing, write_tensors
+from ..files import explained, make_folder, replacing, write_tensors
 from ..metrics.recorder import Saved
 from ..metrics.store import RunFolder, checksum
 
@@ -28,7 +28,7 @@ VERSION = "2"  # of this layout. Version 0.2 of the package wrote one file with 
 CLIENTS, ROWS = ".clients", ".rows"
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints in one run folder."""
 
     def __init__(self, folder: RunFolder, keep: int = 5) -> None:
@@ -56,8 +56,7 @@ class Checkpoints:
         self._sweep()
 
     def _write_segment(self, parts: dict[str, Tensor], round_: str) -> dict[str, Any]:
-        with explained(self.state):
-            self.state.mkdir(exist_ok=True)
+        make_folder(self.state)
         names = {each["file"] for each in self.segments}
         file = next(name for k in range(len(names) + 2) if (name := f"rows-{round_}{'-' * bool(k)}{k or ''}.safetensors") not in names)
         write_tensors(self.state / file, parts, crc := {"crc32": checksum(parts)})
@@ -65,8 +64,7 @@ class Checkpoints:
 
     def _keep_history(self, round_: int) -> None:
         """Keep the checkpoint that was just written beside the last few."""
-        with explained(self.history):
-            self.history.mkdir(exist_ok=True)
+        with explained(make_folder(self.history)):
             target = self.history / f"{round_}.safetensors"
             target.unlink(missing_ok=True)
             try:
@@ -140,7 +138,7 @@ def rollback(path: str | Path, to: int | None = None) -> int:
     RunFolder(path)  # refuses what is not a run folder
     folder = RunFolder.claim(path, {})
     try:
-        kept = Checkpoints(folder)
+        kept = CheckpointStore(folder)
         rounds = kept.rounds()
         if folder.config.get("source") != "flower":
             raise UsageError(f"{folder.path} is not a federation: only runs on Flower can be rolled back")

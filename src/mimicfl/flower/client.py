@@ -69,7 +69,7 @@ def client_app(
     local         local training; its learning rate is used if the server sends none
     loss, task, metrics   the learning task, as in `mimicfl.simulate`; the task's metrics are reported by evaluations
     state         folder for the client state (client and secure forms of MimiC); `state-dir` in the node config takes precedence
-    secure_only   take part in secure aggregation only: requests for a plain update are refused
+    secure_only   participate in secure aggregation only: requests for a plain update are refused
     """
     training = local or LocalSGD()
     if training.lists:
@@ -82,7 +82,7 @@ def client_app(
     def train(message: Message, context: Context) -> Message:
         config, content = read_config(message.content, "config"), message.content
         if secure_only and CONFIGS not in content:
-            raise UsageError("this client takes part in secure rounds only, but the server requests a plain update; use form='secure'")
+            raise UsageError("this client participates in secure rounds only, but the server requests a plain update; use form='secure'")
         samples = as_data(data(context))
         module = load_arrays(model(), message.content.array_records["arrays"]).to(where)
         if config.get("frozen", "") != (frozen_digest(module) if "frozen" in config else ""):

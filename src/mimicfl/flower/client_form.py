@@ -69,7 +69,7 @@ class ClientForm(ServerForm):
 
     def check_reply(self, client: str, content: RecordDict) -> dict[str, str]:
         if self.losses[client] > MOST_LOSSES:
-            raise Refused(f"it has lost its correction more than {MOST_LOSSES} times; it no longer takes part")
+            raise Refused(f"it has lost its correction more than {MOST_LOSSES} times; it no longer participates")
         if is_lost(content):
             if client in self.counted and client not in self.lost:  # else the server relies on nothing that it could have lost
                 self.lost.add(client)

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, write_tensors
+from ..files import make_folder, write_tensors
 from .wire import MIMICFL, read_config, tensor
 
 
@@ -75,8 +75,7 @@ class ClientState:
         if clip and float(sent.abs().max()) > clip:
             raise UsageError(f"the update reaches {float(sent.abs().max()):.3g}, more than clip={clip:g}; raise clip")
         self.pending, self.pending_token = g, str(self.request["ticket"])
-        with explained(self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.file.parent)
         facts = {"ticket": self.token, "epoch": self.epoch, "pending_ticket": self.pending_token}
         write_tensors(self.file, {"c": self.c, "pending": g}, facts)
         return sent

@@ -150,7 +150,7 @@ class Exchange:
         self.strategy.form.rename(client, reported)
         self.roster.rename(sent.node, reported)
         if sent.details.per_client:  # it was sent the state of another client
-            raise Refused(f"it reports the id {reported} only now; it takes part under that id from the next round")
+            raise Refused(f"it reports the id {reported} only now; it participates under that id from the next round")
         renamed = dataclasses.replace(sent, client=reported)
         if client in self.round.sent:
             self.round.sent = {(reported if c == client else c): (renamed if c == client else s) for c, s in self.round.sent.items()}

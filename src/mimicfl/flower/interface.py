@@ -39,7 +39,7 @@ class Strategy(Protocol):
     min_train_nodes: int
     min_evaluate_nodes: int
     min_available_nodes: int
-    progress: Any
+    failures: Any
     save_every: tuple[int, float]
     keep_checkpoints: int
     bound: Any
@@ -76,7 +76,7 @@ class Strategy(Protocol):
     def global_rate(self, t: int, active: int, eta_L: float) -> float: ...
 
 
-class Rounds(Protocol):
+class RoundLoop(Protocol):
     """What forms and the selection of clients need from the round loop."""
 
     strategy: Strategy

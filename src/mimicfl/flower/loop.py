@@ -22,7 +22,7 @@ from torch import nn
 from ..algorithms import trait
 from ..callbacks.interface import RoundInfo, RunInfo, copied
 from ..errors import Diverged, UsageError, number
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..participation import schedule
 from .exchange import Exchange
 from .interface import Strategy
@@ -68,7 +68,7 @@ class Loop(Exchange):
                 self._round(num_rounds)
             if self.saved_at[0] < self.log.t:
                 self._save()
-            s.progress.check_end()
+            s.failures.check_end()
             self.log.finish(*s.form.model)
             finished = True
         except Diverged:
@@ -101,7 +101,7 @@ class Loop(Exchange):
             self.result.evaluate_metrics_serverapp |= _records({0: json.loads(saved[1].get("initial", "{}"))})
             for kind, target in self._results().items():
                 target |= _records({row["round"] + 1: row.get("metrics", {}).get(kind, {}) for row in s.rows})
-            s.progress.restore(s.rows)
+            s.failures.restore(s.rows)
             log.info("resumed after round %s from %s", self.log.t, s.folder)
         else:
             self._save()  # from the start, since clients store their state under this experiment's id
@@ -157,8 +157,8 @@ class Loop(Exchange):
         log.info("%s", log_line(row, num_rounds))
         if self.stopped:
             log.info("a callback stopped the run after round %s", t + 1)
-        s.callbacks.watch(row, self._info)
-        s.progress.note(row)
+        s.callbacks.notify(row, self._info)
+        s.failures.note(row)
 
     @property
     def stopped(self) -> bool:

@@ -15,7 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context
 from safetensors import SafetensorError, safe_open
 
-from ..files import explained, write_tensors
+from ..files import make_folder, write_tensors
 from .wire import as_array
 
 RECORD = "mimicfl-residual"
@@ -44,8 +44,7 @@ class Residual:
             self.context.state[RECORD] = ArrayRecord({name: as_array(value) for name, value in tensors.items()})
             self.context.state[f"{RECORD}-ticket"] = ConfigRecord({"ticket": self.ticket})
             return
-        with explained(self.file):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.file.parent)
         write_tensors(self.file, tensors, {"ticket": self.ticket})
 
     def _load(self) -> Held:

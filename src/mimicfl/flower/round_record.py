@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from flwr.app import Message
 
-from ..metrics.recorder import TOTALS, Recorder, Row
+from ..metrics.recorder import Recorder
+from ..metrics.rows import TOTALS, Row
 from ..text import counted
 from .messages import SentMessage
 from .names import natural_key

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import UsageError
 from ..metrics.recorder import Recorder, Saved
 from ..metrics.store import RunFolder, check_same
-from .checkpoints import Checkpoints
+from .checkpoints import CheckpointStore
 
 
 class RunLog(Recorder):
@@ -19,10 +19,10 @@ class RunLog(Recorder):
     def __init__(self, path: str | Path | None, config: dict[str, Any], keep: int = 5) -> None:
         super().__init__(None if path is None else RunFolder.claim(path, config))
         self.experiment = secrets.token_hex(8)
-        self.checkpoints = None if self.folder is None else Checkpoints(self.folder, keep)
+        self.checkpoints = None if self.folder is None else CheckpointStore(self.folder, keep)
         if self.folder is not None:
             try:
-                check_same(self.folder, config, longer=True)
+                check_same(self.folder, config)
             except UsageError:
                 self.close()
                 raise

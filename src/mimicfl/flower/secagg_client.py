@@ -73,7 +73,7 @@ def secagg_mod(message: Message, context: Context, call_next: Any) -> Message:
         held: dict[str, Any] = dict(context.state.config_records.get(STATE) or {})
         if not FEWEST <= len(request) - 1 <= held.get("share_num", 0):
             raise UsageError(
-                f"the server sends the keys of {len(request) - 1} clients, more than take part or fewer than {FEWEST}; refused"
+                f"the server sends the keys of {len(request) - 1} clients, more than participate or fewer than {FEWEST}; refused"
             )
     elif stage == Stage.UNMASK:
         check_unmask(list(request.get(Key.ACTIVE_NODE_ID_LIST, [])), list(request.get(Key.DEAD_NODE_ID_LIST, [])))  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def check_setup(request: dict[str, Any]) -> None:
     n, shares, threshold, levels, modulus = given
     if shares != n or n < FEWEST:
         raise UsageError(
-            f"every client must get a share of every secret, and at least {FEWEST} take part; the server asks for {shares} of {n}"
+            f"every client must get a share of every secret, and at least {FEWEST} participate; the server asks for {shares} of {n}"
         )
     if not FEWEST <= threshold <= n or 2 * threshold <= n:
         raise UsageError(f"threshold must be above one half of the clients, the server requests {threshold!r} of {n!r}; refused")

@@ -17,10 +17,10 @@ from flwr.common import FitIns, Parameters, bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 
 from ..algorithms import Instructions
-from ..algorithms.server import ClientUpdates, Request
+from ..algorithms.updates import ClientUpdates, Request
 from ..errors import UsageError, number
 from .client_form import ClientForm
-from .interface import Rounds
+from .interface import RoundLoop
 from .messages import RESTARTED, SentMessage, reason
 from .replies import Update
 from .secagg_client import FEWEST, patched_copy
@@ -64,7 +64,7 @@ class SecureForm(ClientForm):
     def _extra_config(self) -> dict[str, float]:
         return {"clip": self.clip}
 
-    def run_round(self, loop: Rounds) -> tuple[ArrayRecord | None, None]:
+    def run_round(self, loop: RoundLoop) -> tuple[ArrayRecord | None, None]:
         """Run one round. If fewer clients than the threshold complete it, the server learns nothing and the state is unchanged."""
         current, s = loop.round, loop.strategy
         clients = {client: node for client, node in select_clients(loop, current.t).items() if loop.admit(client)}
@@ -72,7 +72,7 @@ class SecureForm(ClientForm):
         request, contents = s.request(current.t, list(clients), self.arrays(), config)
         current.sent = {client: SentMessage(clients[client], client, "secure", current.t, request) for client in contents}
         current.eta_L = request.eta_L
-        least = max(FEWEST, s.progress.min_counted)
+        least = max(FEWEST, s.failures.min_counted)
         needed = max(least, math.ceil(self.threshold * len(clients) - 1e-9))  # more than half, since the threshold is above one half
         if len(clients) < least:
             current.failed |= dict.fromkeys(clients, f"a secure round needs at least {least} clients, only {len(clients)} are available")
@@ -99,7 +99,7 @@ class SecureForm(ClientForm):
 class SecureRound:
     """The four stages of one secure round. Flower's workflow uses this object in place of a grid and of a strategy."""
 
-    def __init__(self, form: SecureForm, loop: Rounds, contents: dict[int, RecordDict], threshold: int) -> None:
+    def __init__(self, form: SecureForm, loop: RoundLoop, contents: dict[int, RecordDict], threshold: int) -> None:
         self.form, self.loop, self.contents = form, loop, contents
         self.names = {sent.node: client for client, sent in loop.round.sent.items()}
         # The finest quantisation that the modulus allows: the sum of all clients' levels must stay below 2^32.

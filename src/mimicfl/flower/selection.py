@@ -1,4 +1,4 @@
-"""Which clients take part in a round: waits until enough of them are idle, then samples, or follows an availability pattern."""
+"""Which clients are selected in a round: waits until enough of them are idle, then samples, or follows an availability pattern."""
 
 import logging
 import math
@@ -9,7 +9,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..seeds import stream
-from .interface import Rounds
+from .interface import RoundLoop
 from .names import natural_key
 from .roster import unnamed
 
@@ -18,7 +18,7 @@ LONGEST_QUERY = 120.0  # seconds that the first round waits for the id of a node
 LOG_INTERVAL = 15.0  # seconds between two log lines while waiting for clients
 
 
-def select_clients(loop: Rounds, t: int) -> dict[str, int]:
+def select_clients(loop: RoundLoop, t: int) -> dict[str, int]:
     """Wait for enough idle clients, then select those of round t: client -> node."""
     s = loop.strategy
     if s.fraction_train == 0:
@@ -39,7 +39,7 @@ def sample(total: int, fraction: float, least: int, key: tuple[Any, ...]) -> lis
     return sorted(int(k) for k in stream(*key).permutation(total)[:count]) if count < total else list(range(total))
 
 
-def _wait(loop: Rounds, t: int) -> dict[str, int]:
+def _wait(loop: RoundLoop, t: int) -> dict[str, int]:
     """The idle clients, once there are enough of them."""
     s, clock, roster = loop.strategy, loop.clock, loop.roster
     need = max(s.wait_for if t == 0 else 1, s.min_train_nodes, s.form.least_clients)
@@ -71,7 +71,7 @@ def _wait(loop: Rounds, t: int) -> dict[str, int]:
         clock.wait(min(moment for moment in (give_up, identified_by, *roster.probed.values(), math.inf) if moment > now))
 
 
-def _available(loop: Rounds, t: int, idle: dict[str, int]) -> dict[str, int]:
+def _available(loop: RoundLoop, t: int, idle: dict[str, int]) -> dict[str, int]:
     """The clients that the availability pattern makes available in round t."""
     assert loop.available is not None
     chosen = {int(i) for i in np.flatnonzero(loop.available[t])}

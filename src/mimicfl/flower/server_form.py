@@ -15,9 +15,10 @@ from torch import Tensor
 from ..algorithms import declared, trait
 from ..algorithms.base import Instructions, Step
 from ..algorithms.client_memory import ClientMemory
-from ..algorithms.server import ClientUpdates, Request, Server
+from ..algorithms.server import Server
+from ..algorithms.updates import ClientUpdates, Request
 from ..errors import Diverged, UsageError
-from .interface import Rounds
+from .interface import RoundLoop
 from .names import natural_key
 from .replies import Update
 from .robust import Robust
@@ -140,7 +141,7 @@ class ServerForm:
         while len(self.clients) > (rows := len(self.server.share)):
             self.server.grow(2 * rows, torch.ones(2 * rows))
 
-    def run_round(self, loop: Rounds) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def run_round(self, loop: RoundLoop) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Run one round; returns the new model and the clients' metrics, as `aggregate_train` does."""
         return loop.exchange()
 

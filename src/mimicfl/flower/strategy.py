@@ -27,10 +27,10 @@ from ..errors import UsageError, integer, number, one_of
 from ..registry import describe
 from ..settings import check
 from .compression import Compression
+from .failed_rounds import FailedRounds
 from .loop import Loop
 from .messages import Recent
 from .options import checked_enough, checked_interval, checked_options, checked_robust
-from .progress import Progress
 from .robust import NormBound, Robust
 from .server_form import ServerForm
 from .strategy_methods import StrategyMethods, overridden
@@ -124,11 +124,11 @@ class Federated(StrategyMethods):
         check("weighting", weighting)
         self.needs_steps = update == "mean" or algorithms.trait(self.algorithm, "needs_steps")
         self.num_clients = num_clients if num_clients is None else integer("num_clients", num_clients)
-        self.wait_for = integer("wait_for", wait_for or self.min_available_nodes)
+        self.wait_for = integer("wait_for", wait_for or max(1, self.min_available_nodes))
         self.enough = checked_enough(enough)
         self.late = one_of("late", late, ["refuse", "count"])
         self.bound = NormBound.parse(max_norm)
-        self.progress = Progress(
+        self.failures = FailedRounds(
             integer("min_counted", min_counted), None if failed_rounds is None else integer("failed_rounds", failed_rounds)
         )
         self.folder, self.buffers, self.seed = folder, tuple(buffers), check("seed", seed)

@@ -9,11 +9,11 @@ from flwr.serverapp import Grid
 
 from ..algorithms.base import pack
 from ..errors import UsageError
+from .failed_rounds import FailedRounds
 from .interface import Strategy
 from .loop import Loop
 from .messages import Recent, SentMessage
 from .names import natural_key
-from .progress import Progress
 from .replies import Update, printable, same_metrics
 from .rounds import RoundSteps
 from .selection import sample, select_clients
@@ -25,7 +25,7 @@ log = logging.getLogger("flwr")
 class StrategyMethods(RoundSteps):
     """`configure_train`, `aggregate_train`, `configure_evaluate` and `aggregate_evaluate`."""
 
-    progress: Progress
+    failures: FailedRounds
     _loop: Loop | None
     _outgoing: list[tuple[Message, SentMessage]]  # the messages of this round
     _released: Recent
@@ -126,14 +126,14 @@ class StrategyMethods(RoundSteps):
         for client, excess in self.bound.refuse(updates, self.form.w, self.form.buffers, eta_L, self.form.weighting == "samples").items():
             self._refuse(client, excess)
             del updates[client], contents[client]
-        if 0 < len(updates) < self.progress.min_counted:
+        if 0 < len(updates) < self.failures.min_counted:
             for client in updates:
-                self._refuse(client, f"the round has only {len(updates)} valid update(s), min_counted is {self.progress.min_counted}")
+                self._refuse(client, f"the round has only {len(updates)} valid update(s), min_counted is {self.failures.min_counted}")
             updates, contents = {}, {}
         current.updates, current.eta = updates, self.apply(server_round - 1, eta_L, updates)
         if not loop.running:
             failed = {sent.client: "no valid reply" for _, sent in self._outgoing if sent.client not in updates} | current.failed
-            self.progress.note({"active": len(updates), "sent": list(failed), "failed": failed})
+            self.failures.note({"active": len(updates), "sent": list(failed), "failed": failed})
         if not updates:
             return None, None
         return self.hand_out(), self.metrics(list(contents.values()))

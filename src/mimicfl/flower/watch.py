@@ -67,7 +67,7 @@ def _clients(rows: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
             if row["round"] >= first:
                 client["history"][row["round"]] = "a" if name in row.get("answered", []) else "f" if name in row.get("failed", {}) else "s"
     for client in found.values():
-        client["staleness"] = None if client["last"] is None else len(rows) - client["last"]
+        client["since"] = None if client["last"] is None else len(rows) - client["last"]
     return found
 
 
@@ -92,13 +92,9 @@ def prometheus(path: str | Path) -> str:
         add(f"bytes_{way}_total", "counter", f"Bytes of arrays sent {way}.", [("", last.get(f"bytes_{way}", 0))])
     metrics = [(f'{{metric="{_label(name)}"}}', points[-1][1]) for name, points in _curves(rows).items() if points]
     add("metric", "gauge", "Last value of a metric.", metrics)
-    staleness = [(name, client["staleness"]) for name, client in _clients(rows).items() if client["staleness"] is not None]
-    add(
-        "client_staleness_rounds",
-        "gauge",
-        "Rounds since a client was last aggregated.",
-        [(f'{{client="{_label(n)}"}}', s) for n, s in staleness],
-    )
+    since = [(name, client["since"]) for name, client in _clients(rows).items() if client["since"] is not None]
+    samples = [(f'{{client="{_label(name)}"}}', rounds) for name, rounds in since]
+    add("client_rounds_since_update", "gauge", "Rounds since a client was last aggregated.", samples)
     return "\n".join(lines) + "\n"
 
 

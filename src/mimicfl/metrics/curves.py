@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from .recorder import Row
+from .rows import Row
 
 TAIL = 0.1  # share of the rounds, at the end
 

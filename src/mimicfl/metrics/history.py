@@ -18,7 +18,7 @@ from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
 from .curves import first_to_reach
-from .rows import Row as Row
+from .rows import Row
 from .store import RunFolder
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 class History:
     """The rows of a run (one dict per round), its final parameters and which clients participated.
 
-    A row holds: round, active (number of active clients), clients (their ids), empty, local_lr, global_lr, train_loss, test_loss,
-    test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploads as the paper counts them),
-    vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
+    A row holds: round, active (number of active clients), clients (their numbers; in a federation, in the order in which they joined),
+    empty, local_lr, global_lr, train_loss, test_loss, test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploads as
+    the paper counts them), vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see
+    `mimicfl.metrics.diagnostics`.
     """
 
     rows: list[Row] = field(repr=False)

@@ -1,8 +1,6 @@
 """Record the rounds of a run, simulated or deployed: one row per round, running totals, checkpoints and the result.
 
-A row holds: round, active (number of active clients), clients (their ids), empty, local_lr, global_lr, the totals, train_loss, test_loss,
-test_accuracy, class_accuracy and seconds. The totals count from the first round: uploads (model uploads as the paper counts them), vectors
-and bytes.
+The docstring of `History` lists the columns of a row. The totals count from the first round.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,25 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from .evaluate import Score
-from .rows import TOTALS as TOTALS
-from .rows import Row as Row
+from .rows import TOTALS, Row
 from .store import RunFolder
 
-# Keys that only some rows have, and extra columns in a data frame of several runs.
-RESERVED = (
-    "stopped",
-    "distance",
-    "diagnosis",
-    "available",
-    "selected",
-    "missing",
-    "virtual_seconds",
-    "staleness",
-    "run",
-    "algorithm",
-    "availability",
-    "seed",
-)
 Saved = tuple[dict[str, Tensor], dict[str, str]]  # tensors and metadata
 
 

@@ -16,6 +16,9 @@ CHECKED = re.compile(rb', "crc": "([0-9a-f]{8})"}$')  # the end of a line
 FROM_START = "delete checkpoint.safetensors and final.safetensors to repeat the run from the start"
 Row = dict[str, Any]
 TOTALS = ("uploads", "vectors_up", "vectors_down", "bytes_up", "bytes_down")  # columns that count from the first round
+# Columns that only some rows have, and those that a data frame of several runs adds.
+RESERVED = {"stopped", "distance", "diagnosis", "available", "selected", "missing", "virtual_seconds", "staleness"}
+RESERVED |= {"run", "algorithm", "availability", "seed"}
 
 
 class RowsFile:

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, remove_leftovers, write_tensors, write_text
+from ..files import explained, explained_reading, make_folder, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
@@ -59,8 +59,7 @@ class RunFolder:
     def claim(cls, path: str | Path, config: dict[str, Any]) -> "RunFolder":
         """Create or open the folder of a run and lock it. The caller checks whether an existing run is the same one."""
         path = as_folder(path)
-        with explained(path):
-            path.mkdir(parents=True, exist_ok=True)
+        with explained(make_folder(path)):
             others = sorted(p.name for p in path.iterdir() if not p.name.startswith(".") and p.name not in FILES)
         if others and not (path / "config.toml").exists():
             raise UsageError(f"{path} is not empty and not a run folder (it holds {others[0]}); choose another folder")
@@ -196,14 +195,17 @@ def lengths_digest(config: dict[str, Any]) -> str:
     return digest([config.get(key) for key in LENGTHS])
 
 
-def check_same(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> None:
-    """Raise `UsageError` if the folder holds a run with other settings. `longer` allows more rounds or uploads than it was started with."""
-    if difference := differing_setting(folder, config, longer):
+def check_same(folder: RunFolder, config: dict[str, Any]) -> None:
+    """Raise `UsageError` if the folder holds a run with other settings; it may be given more rounds or uploads."""
+    if difference := differing_setting(folder, config, longer=True):
         raise UsageError(f"{folder.path} holds a different run ({difference}); choose another folder")
 
 
-def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool = False) -> str:
-    """A description of the first setting that differs, or an empty text. Settings that an older version lacks have their defaults."""
+def differing_setting(folder: RunFolder, config: dict[str, Any], longer: bool) -> str:
+    """A description of the first setting that differs, or an empty text. Settings that an older version lacks have their defaults.
+
+    `longer` allows more rounds or uploads than the run was started with.
+    """
     ours, theirs = defaults() | tomllib.loads(dumps(config)), defaults() | folder.config
     pairs = [(theirs.get(key), ours.get(key)) for key in LENGTHS]
     more = longer and all(a == b or (isinstance(a, int) and isinstance(b, int) and a < b) for a, b in pairs)

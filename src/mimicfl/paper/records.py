@@ -10,9 +10,10 @@ import torch
 
 from .. import algorithms
 from ..errors import UsageError
-from ..files import explained, write_text
+from ..files import explained, make_folder, write_text
 from ..metrics.environment import THEN
-from ..metrics.history import History, Row
+from ..metrics.history import History
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder
 from ..settings import NOT_IN_RESULT, Experiment, from_dict
 
@@ -52,10 +53,8 @@ def prepare(folder: Path) -> Path:
     """Create the folder for records and check that it is writable, before any training."""
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file; give a folder for the records")
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+    with explained(make_folder(folder)), tempfile.TemporaryFile(dir=folder):
+        pass
     return folder
 
 

@@ -12,8 +12,9 @@ from typing import Any
 from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
 from ..experiments.build import load_data
-from ..experiments.execute import Notice, Plan, Progress, carry_out
-from ..metrics.history import History, Row, read
+from ..experiments.execute import Notice, Plan, Progress, run_plan
+from ..metrics.history import History, read
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder
 from ..participation.run_schedule import run_schedule
 from ..problem import find_device
@@ -128,11 +129,11 @@ def reproduce(
         prepare(records)
     for e in {e.dataset: e for e in plan.values()}.values():
         load_data(e)  # report a missing dataset now, before any training
-    deadline, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
+    until, failures, left = None if minutes is None else time.monotonic() + 60 * minutes, [], len(plan)
     for piece in pieces(plan):
         try:
-            if deadline is None or time.monotonic() < deadline:
-                carry_out(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), deadline)
+            if until is None or time.monotonic() < until:
+                run_plan(piece, out, progress, functools.partial(_on_notice, {e.engine for e in piece.values()}, notice), until)
         except Diverged as error:
             failures.append(str(error))
         except Paused:

@@ -84,10 +84,14 @@ class Heterogeneous(Pattern):
     def weights(self, rng: np.random.Generator, size: int) -> np.ndarray:
         raise NotImplementedError(f"{type(self).__name__} must define weights(rng, size)")
 
-    def drawn(self, mean: float, least: float, labels: bool, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
+    @property
+    def needs_labels(self) -> bool:
+        return bool(getattr(self, "labels", False))
+
+    def drawn(self, mean: float, least: float, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray:
         """The clients' probabilities, with this mean and none below `least`."""
         rng = stream(seed, "participation probabilities")
-        if not labels:
+        if not self.needs_labels:
             return scaled(self.weights(rng, num_clients), mean, least)
         if class_counts is None:
             raise UsageError("labels=true needs labelled classes and a split; use labels=false for this data")
@@ -98,8 +102,8 @@ class Heterogeneous(Pattern):
 class _Static(Heterogeneous):
     def probabilities(self, num_clients: int, seed: int, class_counts: np.ndarray | None = None) -> np.ndarray:
         """The probability of each client, [N]."""
-        mean, least, labels = (getattr(self, name) for name in ("mean", "least", "labels"))
-        return self.drawn(mean, least, labels, num_clients, seed, class_counts)
+        mean, least = (getattr(self, name) for name in ("mean", "least"))
+        return self.drawn(mean, least, num_clients, seed, class_counts)
 
     def rates(self, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray | None:
         return self.probabilities(num_clients, seed, class_counts)
@@ -117,7 +121,7 @@ def _check(mean: float, least: float, labels: bool) -> None:
 @register("dirichlet")
 @dataclass(frozen=True)
 class Dirichlet(_Static):
-    """Client i is active with probability p_i in each round; the p_i follow a Dirichlet distribution with concentration `alpha`.
+    """Client i is available with probability p_i in each round; the p_i follow a Dirichlet distribution with concentration `alpha`.
 
     The smaller alpha, the more the clients differ. The defaults, with `labels=true`, are the experiments of FedAU (Wang and Ji, 2024):
     one weight per class from Dirichlet(0.1), mean probability 0.1, none below 0.02.
@@ -132,10 +136,6 @@ class Dirichlet(_Static):
         number("alpha", self.alpha, low=0, open_low=True)
         _check(self.mean, self.least, self.labels)
 
-    @property
-    def needs_labels(self) -> bool:
-        return self.labels
-
     def weights(self, rng: np.random.Generator, size: int) -> np.ndarray:
         return rng.dirichlet(np.full(size, self.alpha))
 
@@ -143,7 +143,7 @@ class Dirichlet(_Static):
 @register("lognormal")
 @dataclass(frozen=True)
 class Lognormal(_Static):
-    """Client i is active with probability p_i in each round; log p_i is normal with standard deviation `sigma`, and p_i at most 1."""
+    """Client i is available with probability p_i in each round; log p_i is normal with standard deviation `sigma`, and p_i at most 1."""
 
     sigma: float = 1.0
     mean: float = 0.1
@@ -153,10 +153,6 @@ class Lognormal(_Static):
     def __post_init__(self) -> None:
         number("sigma", self.sigma, low=0, high=20)
         _check(self.mean, self.least, self.labels)
-
-    @property
-    def needs_labels(self) -> bool:
-        return self.labels
 
     def weights(self, rng: np.random.Generator, size: int) -> np.ndarray:
         return rng.lognormal(0.0, self.sigma, size)
@@ -176,10 +172,6 @@ class _Varying(Heterogeneous):
         if self.labels and not self.alpha:
             raise UsageError("labels=true needs alpha above 0: with alpha=0 all clients have the same probability")
 
-    @property
-    def needs_labels(self) -> bool:
-        return self.labels
-
     def weights(self, rng: np.random.Generator, size: int) -> np.ndarray:
         return rng.dirichlet(np.full(size, self.alpha)) if self.alpha else np.ones(size)
 
@@ -189,7 +181,7 @@ class _Varying(Heterogeneous):
 
     def probabilities(self, rounds: int, num_clients: int, seed: int, class_counts: np.ndarray | None = None) -> np.ndarray:
         """The probability of each client in each round, [rounds, N]."""
-        p = self.drawn(self.p, 0.0, self.labels, num_clients, seed, class_counts)
+        p = self.drawn(self.p, 0.0, num_clients, seed, class_counts)
         return np.asarray(self.factor(np.arange(rounds))[:, None] * p)
 
     def rates(self, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray | None:

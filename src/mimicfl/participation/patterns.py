@@ -126,7 +126,7 @@ def uniforms(seed: int, rounds: int, num_clients: int) -> np.ndarray:
 @register("always")
 @dataclass(frozen=True)
 class Always(Pattern):
-    """All clients participate in every round."""
+    """All clients are available in every round."""
 
     def rates(self, num_clients: int, seed: int, class_counts: np.ndarray | None) -> np.ndarray | None:
         return np.ones(num_clients)
@@ -138,7 +138,7 @@ class Always(Pattern):
 @register("bounded")
 @dataclass(frozen=True)
 class Bounded(Pattern):
-    """Client i is active every tau_i rounds, with tau_i uniform on 0..tau_max; 0 and 1 both mean every round.
+    """Client i is available every tau_i rounds, with tau_i uniform on 0..tau_max; 0 and 1 both mean every round.
 
     With `phase="aligned"` all clients participate in round 0; with `"random"` each client starts at a random point of its period.
     `gaps="half-normal"` draws tau_i as the script of the paper's authors does: |3 z|, rounded, with z standard normal. Few clients then
@@ -174,7 +174,7 @@ class Bounded(Pattern):
 @register("static")
 @dataclass(frozen=True)
 class Static(Pattern):
-    """Client i is active with probability p (one number, or one per client), independently in each round."""
+    """Client i is available with probability p (one number, or one per client), independently in each round."""
 
     p: float | Sequence[float] = 0.1
 

@@ -1,4 +1,4 @@
-"""Which clients take part in each round of a run, whose length is a number of rounds or a budget of model uploads."""
+"""Which clients participate in each round of a run, whose length is a number of rounds or a budget of model uploads."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +28,7 @@ class Participation:
     active: np.ndarray  # bool [T, N]
     stages: Stages
     arrivals: Arrivals | None = None  # of an asynchronous run
+    counts_uploads: bool = False  # whether the run ends when a number of uploads is reached, which assumes that all rounds are as estimated
 
     @property
     def staged(self) -> Stages | None:
@@ -49,6 +50,11 @@ class Participation:
         if self.stages.selection.needs_model:
             self.active[t] = False
             self.active[t, now.active] = True
+            if self.counts_uploads and len(now.available) and not len(now.active):
+                raise UsageError(
+                    f"the selection picks none of the {len(now.available)} available clients in round {t}, so the run would end with fewer "
+                    "uploads than asked for; give rounds instead of uploads"
+                )
         return now
 
     def columns(self, t: int, now: RoundClients, before: float) -> dict[str, Any]:
@@ -88,7 +94,7 @@ def participation(
     uploads_per_round: int,
     buffered: Buffered | None = None,
 ) -> Participation:
-    """Which clients take part in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
+    """Which clients participate in the whole run. It ends after `rounds` or when `uploads` are used up, whichever comes first."""
     if buffered is not None:
         return _asynchronous(buffered, pattern, stages, num_clients, seed, class_counts, _steps(rounds, uploads, uploads_per_round))
     stages.check(num_clients)
@@ -97,7 +103,7 @@ def participation(
             "with a deadline and a selection that depends on the model, the uploads are not known in advance; give rounds instead"
         )
     available = run_schedule(pattern, num_clients, seed, class_counts, rounds, uploads, uploads_per_round, stages)
-    return Participation(available, stages.schedule(available), stages)
+    return Participation(available, stages.schedule(available), stages, counts_uploads=uploads is not None)
 
 
 def _steps(rounds: int | None, uploads: int | None, uploads_per_round: int) -> int:

@@ -1,4 +1,4 @@
-"""Statistics of a schedule: participation, gaps, staleness, empty rounds."""
+"""Statistics of a schedule: participation, gaps, empty rounds."""
 
 from dataclasses import dataclass
 

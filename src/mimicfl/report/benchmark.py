@@ -18,7 +18,7 @@ from ..benchmark.measure import COSTS, METRICS
 from ..benchmark.recommend import Finding, pattern_profile
 from ..benchmark.records import plans
 from ..benchmark.suite import PARTS, PROTOCOL, Part
-from ..files import explained, write_text
+from ..files import make_folder, write_text
 from ..significance import Paired, Ranking
 from . import figures
 from .benchmark_figures import critical_difference, curves, means
@@ -87,8 +87,7 @@ def write_benchmark_report(records: Path, page: Path, document: Path, pictures: 
     """Write the HTML page, the Markdown document and its figures."""
     chapters = [chapter(part, records) for part in PARTS.values()]
     for folder in (page.parent, document.parent, pictures):
-        with explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     for each in chapters:
         for name, figure in each.pictures.items():
             figures.save(figure, pictures / f"benchmark-{each.part.name}-{name}.png")
@@ -171,7 +170,7 @@ def config_text(entry: Entry) -> str:
     config: Config | None = entry.state.chosen
     if config is None:
         return "–"
-    grown = f"; grid extended by {entry.state.extended}" if entry.state.extended else ""
+    grown = f" (+{entry.state.extended})" if entry.state.extended else ""
     return ", ".join(f"{name} {value:g}" for name, value in config.items()) + grown
 
 

@@ -1,10 +1,6 @@
-"""The columns of rows that reports show: their names, and whether higher is better."""
+"""The names of the columns of rows that reports show."""
 
 from ..metrics.columns import head, percent
-from ..tasks.metrics import BY_COLUMN
-from ..tasks.metrics import higher_is_better as higher_is_better
-
-BUILT_IN = BY_COLUMN
 
 NAMES = {
     "test_accuracy": "test accuracy (%)",

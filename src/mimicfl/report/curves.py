@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..metrics.history import History, Row
-from ..metrics.recorder import RESERVED, TOTALS
+from ..metrics.history import History
+from ..metrics.rows import RESERVED, TOTALS, Row
 from .columns import NAMES, OWN_TEST
 
 AXES = {
     "uploads": "model uploads",
-    "round": "round",
+    "round": "rounds",
     "megabytes": "megabytes uploaded, all clients",
     "seconds": "wall-clock time (s)",
     "virtual_seconds": "virtual time (s)",

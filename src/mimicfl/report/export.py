@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 from ..metrics.columns import head, show
 from ..text import for_spreadsheet
-from .columns import NAMES, OWN_TEST
+from .columns import NAMES, OWN_TEST, axis
 from .spread import mean_std
 from .summary import Group, algorithm_title, main_metric, more_metrics
 from .verdict import marks
 
+WIDEST = 60  # characters of all settings, side by side at the head of a table
 SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"} | {c: f"\\{c}" for c in "&%$#_{}"}
 
 
@@ -34,20 +35,29 @@ def results_csv(groups: Sequence[Group]) -> str:
 
 
 def results_latex(groups: Sequence[Group]) -> str:
-    """A table of algorithms (rows) and settings (columns) for a paper, with the package booktabs.
+    """A table for a paper, with the package booktabs: a row per algorithm and a column per setting, or the other way round if the settings
+    have long names.
 
     Bold: the best mean of a setting, and those that tie with it.
     """
     metric = main_metric(groups)
-    settings = list(dict.fromkeys(g.setting for g in groups))
+    settings, algorithms = (list(dict.fromkeys(each)) for each in ([g.setting for g in groups], map(algorithm_title, groups)))
     found = {(algorithm_title(g), g.setting): (g, mark) for g, mark in zip(groups, marks(groups, metric), strict=True)}
-    lines = [r"\begin{tabular}{l" + "r" * len(settings) + "}", r"\toprule"]
-    lines.append(" & ".join(["algorithm", *[latex(setting or head(metric)) for setting in settings]]) + r" \\")
-    lines.append(r"\midrule")
-    for algorithm in dict.fromkeys(map(algorithm_title, groups)):
-        cells = [_cell(found.get((algorithm, setting)), metric) for setting in settings]
-        lines.append(" & ".join([latex(algorithm), *cells]) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    if sum(map(len, settings)) <= WIDEST:
+        heads, left = ["algorithm", *(setting or head(metric) for setting in settings)], 1
+        rows = [[latex(a), *(_cell(found.get((a, s)), metric) for s in settings)] for a in algorithms]
+    else:
+        varied, values = list(dict.fromkeys(key for g in groups for key in g.settings)), {g.setting: g.settings for g in groups}
+        heads, left = [*varied, *algorithms], len(varied)
+        rows = [
+            [*(latex(values[s].get(key, "")) for key in varied), *(_cell(found.get((a, s)), metric) for a in algorithms)] for s in settings
+        ]
+    form = "l" * left + "r" * (len(heads) - left)
+    body = [" & ".join(row) + r" \\" for row in rows]
+    top = [r"\begin{tabular}{" + form + "}", r"\toprule", " & ".join(map(latex, heads)) + r" \\", r"\midrule"]
+    name = " ".join(axis(metric).split())
+    about = f"% {name}, mean and standard deviation over seeds; bold: the best mean of a setting, and those that tie with it"
+    return "\n".join([*top, *body, r"\bottomrule", r"\end{tabular}", about, ""])
 
 
 def _cell(found: tuple[Group, str] | None, metric: str) -> str:

@@ -15,9 +15,9 @@ from ..errors import UsageError
 from ..files import replacing
 from ..metrics.columns import percent
 from ..metrics.history import History
+from ..tasks.metrics import higher_is_better
 from ..text import visible
 from .columns import axis as axis_name
-from .columns import higher_is_better
 from .curves import AXES
 from .styles import Dash
 from .summary import Group, algorithm_title, by_setting, colors_of, group, main_metric
@@ -77,7 +77,7 @@ def overview(groups: Sequence[Group]) -> Figure:
     return facets(groups) if len(groups) > MOST_IN_ONE and len(by_setting(groups)) > 1 else curves(groups)
 
 
-def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
+def facets(groups: Sequence[Group]) -> Figure:
     """One panel per setting, one colour per algorithm: a sweep has too many curves for one chart."""
     settings = by_setting(groups)
     metric, colors = main_metric(groups), colors_of(groups)
@@ -89,7 +89,7 @@ def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
     for k, (setting, rivals) in enumerate(settings.items()):
         axes = panels[k // columns, k % columns]
         for g in rivals:
-            curve, name = g.curve(metric, axis), algorithm_title(g)
+            curve, name = g.curve(metric), algorithm_title(g)
             x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
             axes.plot(x, mean, color=colors[name], label=literal(name), linewidth=2.2 if g.emphasized else 1.4)
             axes.fill_between(x, mean - std, mean + std, color=colors[name], alpha=0.15, linewidth=0)
@@ -101,7 +101,7 @@ def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels.flat[len(settings) :]:
         axes.set_visible(False)
-    figure.supxlabel(AXES[axis], fontsize=9)
+    figure.supxlabel(AXES["uploads"], fontsize=9)
     figure.supylabel(axis_name(metric), fontsize=9)
     found = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
     figure.legend(found.values(), found.keys(), frameon=False, loc="outside upper center", ncols=min(5, len(found)), fontsize=9)

@@ -3,12 +3,13 @@
 import base64
 import io
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
 from ..clients.local_sgd import EXTRAS
@@ -33,7 +34,7 @@ THEORY = {
     "a gap if the error is zero up to rounding.",
     "parts": "Objective bias of the active clients; the two parts of MimiC's correction (for other algorithms: the parts it would have): "
     "A_1, the error of the round in which a client last participated, and A_2, the change of its deviation since then; the norms of the "
-    "clients' memory; and staleness.",
+    "clients' memory; and the rounds since clients last participated.",
     "recall": "Recall by class over time: blue is near 100 %, orange near 0.",
     "certificate": "The learning rate, and the rates with a convergence certificate: by Theorem 2 (Lemma 6), and by the mixing bound.",
 }
@@ -104,7 +105,13 @@ def escaping() -> jinja2.Environment:
 def _parts(label: str) -> Markup:
     """A label such as `MimiC, lr 0.1`, whose lines break between its parts rather than inside them."""
     words = visible(label).split(", ")
-    return Markup(" ").join(Markup('<span class="part">{}</span>').format(word) for word in [*(f"{w}," for w in words[:-1]), words[-1]])
+    spans = (Markup('<span class="part">{}</span>').format(_breakable(word)) for word in [*(f"{w}," for w in words[:-1]), words[-1]])
+    return Markup(" ").join(spans)
+
+
+def _breakable(word: str) -> Markup:
+    """A spec such as `cyclic:period=20,on=4`, whose lines break after its separators."""
+    return Markup(re.sub(r"([,:])(?=\S)", r"\1<wbr>", str(escape(word))))
 
 
 def _visible_text(value: Any) -> Any:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..metrics.columns import head, percent, show, task_columns
-from .columns import BUILT_IN, OWN_TEST
+from ..tasks.metrics import BY_COLUMN
+from .columns import OWN_TEST
 from .spread import mean_std
 from .summary import Group
 
@@ -33,4 +34,4 @@ def own_test(groups: Sequence[Group]) -> OwnTest | None:
 
 def client_metric(config: dict[str, Any]) -> str:
     """The column of the metric that is computed per client: the first that can be."""
-    return next((each for each in task_columns([config]) if each not in BUILT_IN or BUILT_IN[each].per_client), "test_accuracy")
+    return next((each for each in task_columns([config]) if each not in BY_COLUMN or BY_COLUMN[each].per_client), "test_accuracy")

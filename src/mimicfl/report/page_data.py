@@ -10,7 +10,8 @@ import numpy as np
 from ..metrics.columns import percent
 from ..metrics.history import History
 from ..participation import observe
-from .columns import NAMES, OWN_TEST, axis, higher_is_better
+from ..tasks.metrics import higher_is_better
+from .columns import NAMES, OWN_TEST, axis
 from .curves import as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table
@@ -106,7 +107,7 @@ def _thirds(runs: Sequence[History]) -> list[float]:
     for run in runs:
         known = [i for i, value in enumerate(run.client_accuracy) if as_number(value) is not None]
         if len(known) >= 3:
-            share = run.available.mean(axis=0)
+            share = run.active.mean(axis=0)
             order = sorted(known, key=lambda i: (share[i], i))
             found.append([float(np.mean([run.client_accuracy[i] for i in part])) for part in np.array_split(order, 3)])
     return np.mean(found, axis=0).tolist() if found else []
@@ -153,7 +154,7 @@ def _shown(schedules: Sequence[_Schedule]) -> list[dict[str, Any]]:
 
 
 def _schedule(key: str, run: History, named: bool, label: str) -> dict[str, Any]:
-    seen = observe(run.available)
+    seen = observe(run.active)
     return {
         "key": key,
         "title": f"{run.config.get('availability')}, " * named + f"seed {run.config.get('seed')}" + f", {label}" * bool(label),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from .._version import __version__
 from ..errors import UsageError
-from ..files import explained, write_text
+from ..files import make_folder, write_text
 from ..metrics.history import History
 from ..paper.choices import CHOICES
 from ..paper.records import AUTOTUNED_VERSIONS, Records, repeats
@@ -93,8 +93,7 @@ def write_paper_report(records: Records, seeds: Sequence[int], page: Path, docum
     verdicts = judge(lookup)
     sections = [_section(study, records, seeds, lookup, verdicts) for study in STUDIES.values()]
     for folder in (page.parent, document.parent, pictures):
-        with explained(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     for section in sections:
         for name, figure in section.pictures.items():
             figures.save(figure, pictures / f"paper-{name}.png")

@@ -57,9 +57,9 @@ class Value:
 Lookup = Callable[[str, str, str], Value | None]  # by study, column and algorithm
 
 
-def runs_of(cell: Cell, records: Records, seeds: Sequence[int], scale: float = 1.0) -> Group | None:
+def runs_of(cell: Cell, records: Records, seeds: Sequence[int]) -> Group | None:
     """The recorded runs of a cell as a group, or None."""
-    runs = cell.found(records, seeds, scale)
+    runs = cell.found(records, seeds)
     return Group(title_of(cell.algorithm), color_of(cell.algorithm), runs, dash_of(cell.algorithm)) if runs else None
 
 

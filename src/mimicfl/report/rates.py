@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..metrics.columns import show
 from ..registry import parse
-from .columns import higher_is_better
+from ..tasks.metrics import higher_is_better
 from .curves import as_number
 from .spread import mean_std
 from .summary import Group, algorithm_title, by_setting, main_metric

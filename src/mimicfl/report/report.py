@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import UsageError
-from ..files import explained, remove_dead, write_text
+from ..files import explained, make_folder, remove_dead, write_text
 from ..fingerprint import digest
 from ..metrics.history import read
 from ..metrics.lock import is_locked
@@ -41,8 +41,7 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, liv
     kept = [(f, h) for f, h in zip(folders, histories, strict=True) if h.rows]
     groups = group([h for _, h in kept])
     target = Path(out) if out is not None else _default_folder(list(map(Path, paths)))
-    with explained(target):
-        target.mkdir(parents=True, exist_ok=True)
+    with explained(make_folder(target)):
         remove_dead(target)
     theory, notes = theory_figures.draw(groups)
     pictures = [] if live else _pictures(groups, target)
@@ -65,11 +64,11 @@ def _unfinished(folders: Sequence[RunFolder]) -> str:
 
 
 def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
-    """Write the pictures, and the result table as CSV and LaTeX."""
+    """Write the figures, and the result table as CSV and LaTeX."""
     picture = figures.overview(groups)
     pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
-    schedule = figures.availability(longest.available, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
+    schedule = figures.availability(longest.active, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
     pictures.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))

@@ -7,10 +7,11 @@ from typing import Any
 
 from ..fingerprint import Parts, digest
 from ..metrics.columns import task_columns
+from ..metrics.curves import swing
 from ..metrics.history import History
 from ..settings import NOT_IN_RESULT, with_added_later
+from ..tasks.metrics import BY_COLUMN
 from ..text import visible
-from .columns import BUILT_IN
 from .curves import BY_POSITION, Curve, average, own_metrics, series
 from .styles import SOLID, Dash, algorithm_colors, is_emphasized, styles, title_of
 
@@ -48,12 +49,8 @@ class Group:
 
     def swing(self, metric: str) -> float | None:
         """How much the curve oscillates at the end: the standard deviation over the last quarter of the rounds, mean over seeds."""
-        tails = []
-        for run in self.runs:
-            values = [row[metric] for row in run.rows if row.get(metric) is not None]
-            tails.append(values[-max(2, len(values) // 4) :])
-        deviations = [statistics.pstdev(tail) for tail in tails if len(tail) > 1]
-        return statistics.mean(deviations) if deviations else None
+        found = [value for run in self.runs if (value := swing(run.rows, metric)) is not None]
+        return statistics.mean(found) if found else None
 
 
 def group(histories: Sequence[History]) -> list[Group]:
@@ -145,7 +142,7 @@ def main_metric(groups: Sequence[Group]) -> str:
 
     Groups that have not been evaluated yet are ignored.
     """
-    given = [column for column in task_columns([run.config for g in groups for run in g.runs]) if column in BUILT_IN]
+    given = [column for column in task_columns([run.config for g in groups for run in g.runs]) if column in BY_COLUMN]
     order = (*given, "test_accuracy", "distance")
     evaluated = [g for g in groups if any(g.finals(metric) for metric in (*order, "test_loss"))]
     return next((metric for metric in order if evaluated and all(g.finals(metric) for g in evaluated)), "test_loss")

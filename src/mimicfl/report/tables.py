@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from ..metrics.columns import head, percent, show
-from .columns import higher_is_better
+from ..tasks.metrics import higher_is_better
 from .rates import BestRate
 from .spread import mean_std
 from .summary import Group, algorithm_title, by_setting, main_metric, more_metrics

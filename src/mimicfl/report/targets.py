@@ -7,7 +7,7 @@ from rich.table import Table
 from ..errors import UsageError, number
 from ..metrics.columns import head, percent, show
 from ..metrics.curves import censored_median, first_to_reach
-from .columns import higher_is_better
+from ..tasks.metrics import higher_is_better
 from .curves import positions
 from .summary import Group, main_metric
 

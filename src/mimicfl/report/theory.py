@@ -14,8 +14,7 @@ from ..theory.bounds import local_limit, summed_lemma1, theorem1, theorem2, weig
 from ..theory.mixing import certified_rounds, largest_constant, mixing_bound
 from ..theory.rates import best_nu, has, largest_c, needs, varphi
 from ..theory.rounds import Rounds
-from .theory_rows import diagnosed as diagnosed
-from .theory_rows import local_rates, rates
+from .theory_rows import diagnosed, local_rates, rates
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def check(history: History, L: float, K: int, tau_max: int | None = None, nu: fl
     enough = np.zeros(rounds.T, dtype=bool)
     if nu is not None:
         enough[: known.T] = has(known, L) >= needs(known, nu, phi, tau_max)
-    first = np.array([rounds.available[0].all()])
+    first = np.array([rounds.active[0].all()])
     small = f"eta_L <= 1/(4 L K) = {local_limit(L, K):.3g}" if K > 1 else "eta_L small enough (K = 1: any is)"
     gaps = "the gaps of this run" if tau_max is None else f"any gaps up to {tau_max}"
     conditions = [
@@ -189,7 +188,7 @@ def _bounds(
     algorithm = parse(str(history.config.get("algorithm", "")))[0]
     try:
         if algorithm == "fedavg":
-            active = rounds.available @ kappa2 / rounds.m
+            active = rounds.active @ kappa2 / rounds.m
             lines["Theorem 1"] = theorem1(rounds, Delta, L, held["gamma"], active, K, local, sigma)
         if algorithm == "mimic" and K > 1 and len(set(local)) > 1:
             notes.append("Theorem 2 needs a constant local rate if K > 1: give --lr a number and --global-lr the schedule")
@@ -198,7 +197,7 @@ def _bounds(
             bound = theorem2(rounds, Delta, L, held["newcomers"], held["v2"], K, eta_L, sigma)
             if np.isfinite(bound[1:]).any():
                 lines["Theorem 2"] = bound
-            if sigma == 0 and rounds.available[0].all() and eta_L <= local_limit(L, K):
+            if sigma == 0 and rounds.active[0].all() and eta_L <= local_limit(L, K):
                 drift = 8 * L**2 * eta_L**2 * K * (K - 1) * (held["grad2"] + kappa2.mean())  # Lemma 2, over all clients
                 lines["mixing bound"] = mixing_bound(rounds, Delta, L, drift, K, eta_L)
             if not np.isfinite(bound).all():

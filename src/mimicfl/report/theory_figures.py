@@ -14,7 +14,8 @@ from .figures import INK, class_table, dashes, fit_inside, legend_below, literal
 from .rates import at_best_rates
 from .styles import styles
 from .summary import Group
-from .theory import Check, bounded, check, diagnosed
+from .theory import Check, bounded, check
+from .theory_rows import diagnosed
 
 GOOD, BAD = "#2a9d8f", "#e76f51"
 HEAT = LinearSegmentedColormap.from_list("heat", ["#c8540a", "#f4f0e8", "#266eaa"])  # the colours of the page for 0 to 100 %
@@ -117,13 +118,13 @@ def certificate(found: Check, L: float, title: str = "") -> Figure:
 
 
 def parts(groups: Sequence[Group]) -> Figure:
-    """Objective bias, the parts of the correction, memory and staleness over time."""
+    """Objective bias, the parts of the correction, memory and gaps over time."""
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     shown, inside = seen(groups), fit_inside(groups)
     bias = _axes(figure, (2, 2, 1), y="objective bias gamma_t")
     split = _axes(figure, (2, 2, 2), y="mean of |A_1|² and |A_2|² over S_t" if inside else "mean |A_1|² (thick), |A_2|² (thin)")
     memory = _axes(figure, (2, 2, 3), y="rms norm of the clients' memory")
-    stale = _axes(figure, (2, 2, 4), log=False, y="rounds since last participation")
+    gaps = _axes(figure, (2, 2, 4), log=False, y="rounds since last participation")
     for g in shown:
         bias.plot(*_mean(g, "gamma"), linestyle=dashes(g), color=g.color, linewidth=1.5, label=literal(g.label))
         for key, line, width in (("A1", "-", 1.8), ("A2", "--", 0.7)):
@@ -146,8 +147,8 @@ def parts(groups: Sequence[Group]) -> Figure:
         memory.text(0.5, 0.5, "these algorithms keep no memory per client", transform=memory.transAxes, ha="center", color=INK)
     rows = diagnosed(shown[0].runs[0])
     for key, label, line in (("max", "maximum", "-"), ("most", "90 % quantile", "--"), ("median", "median", ":")):
-        stale.plot([d["round"] for d in rows], [d["staleness"][key] for d in rows], line, color=INK, label=label)
-    for axes in (bias, split, memory, stale) if inside else (stale,):
+        gaps.plot([d["round"] for d in rows], [d["staleness"][key] for d in rows], line, color=INK, label=label)
+    for axes in (bias, split, memory, gaps) if inside else (gaps,):
         if axes.lines:
             axes.legend(frameon=False, fontsize=7)
     if not inside:

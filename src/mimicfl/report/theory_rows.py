@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
-from ..metrics.history import History, Row
+from ..metrics.history import History
+from ..metrics.rows import Row
 from ..theory.rounds import Rounds
 
 NUMBERS = ("K", "f", "grad2", "v2", "E", "gamma", "newcomers", "sigma2", "passes", "seconds")  # columns of a diagnosis
@@ -27,7 +28,7 @@ def rates(history: History, K: float) -> Rounds:
     """The run's rates in units of the mean gradient, and its active sets."""
     scale = K if history.config.get("update", "sum") == "sum" else 1.0
     eta = [_rate(row, "global_lr") * scale if row["clients"] else 1.0 for row in history.rows]
-    return Rounds(np.array(eta), history.available)
+    return Rounds(np.array(eta), history.active)
 
 
 def local_rates(history: History) -> np.ndarray:

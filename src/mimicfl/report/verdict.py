@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ..metrics.columns import percent, show
 from ..significance import LEVEL, NO, TIE, UNDECIDED, YES, Paired, holm, outcome
-from .columns import higher_is_better
+from ..tasks.metrics import higher_is_better
 from .spread import mean_std
 from .summary import Group, algorithm_title, by_setting, main_metric, with_seeds_in_common
 

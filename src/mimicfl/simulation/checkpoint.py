@@ -25,7 +25,6 @@ class Checkpoints:
 
     def __init__(self, run: RunParts, folder: RunFolder, every: int) -> None:
         self.run, self.folder, self.every = run, folder, every
-        self.companions = 1  # runs that share the time with this one
         self.saved_at, self.saving_took = time.perf_counter(), 0.0
         if names := run.fingerprint.unreadable:
             warnings.warn(
@@ -57,7 +56,7 @@ class Checkpoints:
             run.versions.restore(tensors, run.problem.device)
         if run.diagnostics:
             run.diagnostics.population.passes = int(facts.get("passes", 0))
-            kept = {k.removeprefix("watch."): v for k, v in tensors.items() if k.startswith("watch.")}
+            kept = {k.removeprefix("diagnostics."): v for k, v in tensors.items() if k.startswith("diagnostics.")}
             run.diagnostics.kept = {name: value.to(run.problem.device) for name, value in kept.items()}
         folder.extend(run.config)  # all checks have passed: only now is anything changed
         folder.keep_rows(run.recorder.rows)
@@ -79,7 +78,8 @@ class Checkpoints:
             raise UsageError(f"{where} and has no checkpoint to resume from: choose another folder")
         return saved
 
-    def save_if_due(self) -> None:
+    def save_if_due(self, together: int) -> None:
+        """Save if it is time; `together`: how many runs share the time."""
         run = self.run
         if run.t == run.rounds:
             due = not is_scratch()  # the result follows at once; this checkpoint is for extending the run
@@ -87,7 +87,7 @@ class Checkpoints:
             due = run.t % self.every == 0
         else:
             share = SCRATCH_SHARE if is_scratch() else CHECKPOINT_SHARE
-            due = time.perf_counter() - self.saved_at >= self.saving_took * self.companions / share
+            due = time.perf_counter() - self.saved_at >= self.saving_took * together / share
         if due:
             self.save()
 
@@ -96,7 +96,7 @@ class Checkpoints:
         start, run = time.perf_counter(), self.run
         tensors = run.server.tensors()
         tensors |= run.versions.tensors() if run.versions is not None else {}
-        tensors |= {f"watch.{name}": value for name, value in (run.diagnostics.kept if run.diagnostics else {}).items()}
+        tensors |= {f"diagnostics.{name}": value for name, value in (run.diagnostics.kept if run.diagnostics else {}).items()}
         run.recorder.save("checkpoint", tensors, self._facts())
         self.saved_at = time.perf_counter()
         self.saving_took = self.saved_at - start
@@ -131,7 +131,7 @@ def check_folder(folder: RunFolder, run: RunParts) -> Saved | None:
     name = "final" if folder.finished else "checkpoint"
     saved = folder.load(name)
     if saved is None or (saved[1].get("round") == "0" and not folder.rows(saved[1])):  # a call that failed at once may be corrected
-        check_same(folder, run.config, longer=True)
+        check_same(folder, run.config)
         return None
     facts = saved[1]
     there = Fingerprint.from_json(facts.get("run", ""))

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..algorithms.client_numbers import together
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
-from ..algorithms.server import ClientUpdates
+from ..algorithms.updates import ClientUpdates
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
 from ..engines.provisional import next_engine
@@ -17,7 +17,7 @@ from ..engines.torch_settings import exact, own_threads
 from ..errors import Diverged
 from ..metrics.evaluate import Tally, scores
 from ..metrics.history import History
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..tasks import LearningTask
 from .run import Run
 
@@ -28,10 +28,10 @@ Buffers = list[dict[str, Tensor]]
 Ends = dict[Run, History | Diverged]
 
 
-def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None, deadline: float | None = None) -> Ends:
+def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None, until: float | None = None) -> Ends:
     """Train every run to its end, round by round; a run that ends or diverges does not disturb the others.
 
-    After the deadline (of `time.monotonic`) the runs that are not finished are saved and left out.
+    At `until`, a time of `time.monotonic`, the runs that are not finished are saved and left out.
     """
     ends: Ends = {}
     with exact(runs[0].problem.precision), own_threads() as usual:
@@ -41,12 +41,8 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
             requests = requests_of(fitting(live, engine.room))  # w_t and the instructions for S_t
             updates = train_active(engine, requests)  # LocalTrain(w_t) on every active client
             apply_updates(requests, updates, ends)  # v_t, c_i and w_{t+1}
-            losses = mean_losses(updates)
-            evaluate_models([run for run in requests if run.due and run.score is None and run not in ends], engine)
-            for run, request in requests.items():
-                with diverging(run, ends):
-                    end_round(run, request, losses.get(run), len(live), on_row, ends)
-            if deadline is not None and time.monotonic() >= deadline:
+            close_rounds(requests, updates, ends, engine, len(live), on_row)
+            if until is not None and time.monotonic() >= until:
                 for run in (run for run in live if run not in ends):
                     run.checkpoint()
                 break
@@ -82,32 +78,26 @@ def apply_updates(requests: Requests, updates: Updates, ends: Ends) -> None:
                 raise_for_model(trained[run])
 
 
+def close_rounds(requests: Requests, updates: Updates, ends: Ends, engine: Engine, together: int, on_row: OnRow | None) -> None:
+    """Evaluate and record the round of every run that has not diverged, and finish the runs for which it was the last."""
+    losses = mean_losses(updates)
+    left = [run for run in requests if run not in ends]
+    evaluate_models([run for run in left if run.due and run.score is None], engine)
+    for run in left:
+        with diverging(run, ends):
+            row = run.close_round(requests[run], losses.get(run), together)
+            if on_row:
+                on_row(run, row)
+            if run.t == run.rounds:
+                ends[run] = run.history()
+
+
 def mean_losses(updates: Updates) -> dict[Run, float]:
     """The mean training loss of each run's clients, read from the device at once."""
     if not updates:
         return {}
     losses = torch.cat([found.loss for found in updates.values()]).cpu().split([len(found.loss) for found in updates.values()])
     return {run: float(own.mean()) for run, own in zip(updates, losses, strict=True)}
-
-
-def end_round(
-    run: Run,
-    request: TrainRequest | None,
-    loss: float | None,
-    companions: int,
-    on_row: OnRow | None,
-    ends: Ends,
-) -> None:
-    """Record the round of a run, and finish the run if it was the last."""
-    if run in ends:
-        return
-    if run.checkpoints is not None:
-        run.checkpoints.companions = companions
-    row = run.close_round(request, loss)
-    if on_row:
-        on_row(run, row)
-    if run.t == run.rounds:
-        ends[run] = run.history()
 
 
 def fitting(live: Sequence[Run], room: int | None) -> list[Run]:

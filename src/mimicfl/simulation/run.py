@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..algorithms import trait
 from ..algorithms.finite import check_global_model
-from ..algorithms.server import ClientUpdates, Server
+from ..algorithms.server import Server
+from ..algorithms.updates import ClientUpdates
 from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
 from ..clients import params
 from ..engines.interface import TrainRequest
@@ -24,7 +25,8 @@ from ..metrics.diagnostics import Diagnosis, Diagnostics
 from ..metrics.evaluate import Score
 from ..metrics.groups import Visits, summary
 from ..metrics.history import History, read
-from ..metrics.recorder import Recorder, Row, scored
+from ..metrics.recorder import Recorder, scored
+from ..metrics.rows import Row
 from ..metrics.store import RunFolder, as_folder
 from ..participation.run_schedule import Participation
 from ..participation.settings import ParticipationSettings
@@ -141,8 +143,11 @@ class Run:
         sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
         self.recorder.count(uploads=uploads, **sent)
 
-    def close_round(self, request: TrainRequest | None, loss: float | None) -> Row:
-        """Evaluate, call back, record, and save a checkpoint when it is time. `loss` is the mean training loss of the active clients."""
+    def close_round(self, request: TrainRequest | None, loss: float | None, together: int = 1) -> Row:
+        """Evaluate, call back, record, and save a checkpoint when it is time.
+
+        `loss` is the mean training loss of the active clients, `together` how many runs train together.
+        """
         clients, eta_L, eta = (request.active.tolist(), request.eta_L, request.eta) if request else ([], None, None)
         score = self.evaluated() if self.due else None
         self._count()
@@ -160,10 +165,10 @@ class Run:
             last = self.evaluated()  # the last model always is
             row |= {**scored(last), **self._client_columns(last, clients), "stopped": True}
         self.recorder.append(row)
-        self.callbacks.watch(row, self._round_info)
+        self.callbacks.notify(row, self._round_info)
         self.end_where_stopped()
         if self.checkpoints is not None:
-            self.checkpoints.save_if_due()
+            self.checkpoints.save_if_due(together)
         return row
 
     def _client_columns(self, score: Score | None, active: list[int]) -> dict[str, float | None]:

@@ -15,7 +15,7 @@ from ..data.dataset import Data
 from ..engines.select import check_engine
 from ..errors import Diverged, check_callable, integer
 from ..metrics.history import History
-from ..metrics.recorder import Row
+from ..metrics.rows import Row
 from ..participation import PATTERNS
 from ..participation.distributions import DISTRIBUTIONS
 from ..participation.selection import SELECTIONS

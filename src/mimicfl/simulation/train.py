@@ -19,13 +19,13 @@ def train(
     engine: str,
     notice: Callable[[str], None] | None = None,
     on_row: OnRow | None = None,
-    deadline: float | None = None,
+    until: float | None = None,
     ray: str = "",
 ) -> list[History | Diverged | None]:
     """Train runs that share model, data and loss, each in its folder; an interrupted run resumes there.
 
     With `ray`, the address of a cluster, its workers train the clients. Returns the history of each run, its error if it diverged, or
-    None if the deadline came first.
+    None if `until`, a time of `time.monotonic`, came first.
     """
     if ray:
         check_address(ray)  # before anything is written
@@ -47,7 +47,7 @@ def train(
                 for run in unfinished:
                     run.engine = chosen.label
                     run.begin_callbacks()
-                ends |= round_loop(unfinished, chosen, on_row, deadline)
+                ends |= round_loop(unfinished, chosen, on_row, until)
         return [ends.get(run) for run in runs]
     finally:
         for run in opened:

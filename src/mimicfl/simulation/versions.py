@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..algorithms.server import Request, Server, Start
+from ..algorithms.server import Server
+from ..algorithms.updates import Request, Start
 from ..errors import UsageError
 from ..participation.asynchronous import Arrivals
 

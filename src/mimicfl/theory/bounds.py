@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError, integer, number
-from .rates import choices_of_nu, has, needs, psi, smoothness, staleness, varphi, weight
+from .rates import choices_of_nu, gap_bound, has, needs, psi, smoothness, varphi, weight
 from .rounds import Rounds, values
 
 
@@ -189,10 +189,10 @@ def theorem3(
 ) -> np.ndarray:
     """MimiC if every client participates with probability >= p_min, independently of the past: Theorem 2, with probability 1 - delta.
 
-    tau_max is `staleness(p_min, N, T, delta)`, which no gap exceeds with probability 1 - delta. Raises a `UsageError` if a gap of this
+    tau_max is `gap_bound(p_min, N, T, delta)`, which no gap exceeds with probability 1 - delta. Raises a `UsageError` if a gap of this
     run does. The paper's Assumption 5 does not mention independence, and its bound has an unspecified constant lambda.
     """
-    tau = staleness(p_min, rounds.N, int(rounds.number[-1]) + 1, delta)
+    tau = gap_bound(p_min, rounds.N, int(rounds.number[-1]) + 1, delta)
     if tau < rounds.tau_max:
         raise UsageError(
             f"the run has a gap of {rounds.tau_max} rounds but gaps are at most {tau} with probability 1 - {delta:g} "

@@ -49,7 +49,7 @@ class Constants:
 
 
 def constants(
-    population: Population, points: Sequence[Tensor], batch_sizes: Sequence[int], kind: str = "", iterations: int = 20, seed: int = 0
+    population: Population, points: Sequence[Tensor], batch_sizes: Sequence[int], kind: str = "", iterations: int = 20
 ) -> Constants:
     """Compute the constants of these clients at these points; `kind` is the name of the loss if it is a built-in one."""
     linear = LinearModel.of(population, kind)
@@ -57,10 +57,10 @@ def constants(
     for k, w in enumerate(points):
         g = population.gradients(w)[1]
         kappa2 = np.maximum(kappa2, heterogeneity(population, g))
-        found = linear.variance(w, g, batch_sizes) if linear else sampled_variance(population, w, g, batch_sizes, seed, k)
+        found = linear.variance(w, g, batch_sizes) if linear else sampled_variance(population, w, g, batch_sizes, 0, k)
         sigma2 = max(sigma2, float(found.max()))
         if linear is None:
-            L = max(L, float(power_iteration(population, w, iterations, seed, k).max()))
+            L = max(L, float(power_iteration(population, w, iterations, 0, k).max()))
     if linear:
         return Constants(float(linear.smoothness().max()), sigma2**0.5, kappa2**0.5, linear.how)
     how = f"{ESTIMATE}: power iteration at {len(points)} points of the path, so a lower bound of L elsewhere"

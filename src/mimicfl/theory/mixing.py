@@ -35,34 +35,34 @@ FADED = 1e-6  # a deviation reduced to this share is not tracked further; its la
 
 def mixing(rounds: Rounds) -> np.ndarray:
     """Return the matrix M of this schedule, [T, T]; it does not depend on rates or losses."""
-    T, N = rounds.available.shape
-    if not rounds.available[0].all():
+    T, N = rounds.active.shape
+    if not rounds.active[0].all():
         raise UsageError("the mixing bound needs all clients in round 0: add warm_start=true to the availability")
     if T**2 / 2 * (N**3 + T) > MOST_WORK:
         raise UsageError(f"{T} rounds of {N} clients are too many for the mixing certificate: use a shorter run")
-    return _mixing(np.ascontiguousarray(rounds.available).tobytes(), T, N)
+    return _mixing(np.ascontiguousarray(rounds.active).tobytes(), T, N)
 
 
 @functools.lru_cache(maxsize=4)  # a report uses the same schedule several times
 def _mixing(schedule: bytes, T: int, N: int) -> np.ndarray:
-    available = np.frombuffer(schedule, dtype=bool).reshape(T, N)
-    last = np.maximum.accumulate(np.where(available, np.arange(T)[:, None], -1), axis=0)  # last round up to t with client i
+    active = np.frombuffer(schedule, dtype=bool).reshape(T, N)
+    last = np.maximum.accumulate(np.where(active, np.arange(T)[:, None], -1), axis=0)  # last round up to t with client i
     n, unseen = np.zeros((T, T)), np.zeros((T, T))
     for t in range(1, T):
-        n[t, :t] = np.searchsorted(np.sort(last[t - 1][available[t]]), np.arange(t), side="right")
-        unseen[t, :t] = np.searchsorted(np.sort(last[t][~available[t]]), np.arange(t), side="right") / N
-    return np.asarray(_memories(available) @ np.sqrt(n) / np.sqrt(available.sum(axis=1))[:, None] + unseen)
+        n[t, :t] = np.searchsorted(np.sort(last[t - 1][active[t]]), np.arange(t), side="right")
+        unseen[t, :t] = np.searchsorted(np.sort(last[t][~active[t]]), np.arange(t), side="right") / N
+    return np.asarray(_memories(active) @ np.sqrt(n) / np.sqrt(active.sum(axis=1))[:, None] + unseen)
 
 
-def _memories(available: np.ndarray) -> np.ndarray:
+def _memories(active: np.ndarray) -> np.ndarray:
     """pi(t, s), [T, T], zero above the diagonal."""
-    T, N = available.shape
+    T, N = active.shape
     pi = np.zeros((T, T))
     products, begun = np.empty((0, N, N)), np.empty(0, dtype=int)  # P_t ... P_s (I - 11^T/N) for the rounds s still tracked
     centre = np.eye(N) - 1 / N
     for t in range(T):
         P = np.eye(N)
-        P[np.ix_(available[t], available[t])] = 1 / available[t].sum()
+        P[np.ix_(active[t], active[t])] = 1 / active[t].sum()
         pi[t] = pi[t - 1] if t else 0.0  # averaging never increases it
         products, begun = np.concatenate([P @ products, (P @ centre)[None]]), np.append(begun, t)
         pi[t, t] = 1.0

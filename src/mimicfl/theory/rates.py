@@ -153,7 +153,7 @@ def best_nu(rounds: Rounds, L: float, phi: float, tau_max: int | None = None) ->
     return min(worst, key=worst.__getitem__, default=None)
 
 
-def staleness(p_min: float, N: int, horizon: int, delta: float) -> int:
+def gap_bound(p_min: float, N: int, horizon: int, delta: float) -> int:
     """Return the tau that no gap exceeds with probability 1 - delta if clients participate independently with probability >= p_min.
 
     tau(t, i) > s requires s consecutive absences, with probability at most (1 - p_min)^s; the union bound has N T such events. The

@@ -15,22 +15,22 @@ from ..errors import UsageError
 
 @dataclass(frozen=True)
 class Rounds:
-    """The rates and active clients of a run: `eta` [T] in units of the mean gradient, `available` bool [T, N]."""
+    """The rates and active clients of a run: `eta` [T] in units of the mean gradient, `active` bool [T, N]."""
 
     eta: np.ndarray
-    available: np.ndarray
+    active: np.ndarray
     number: np.ndarray = field(init=False)  # [T] the original round numbers, for display
 
     def __post_init__(self) -> None:
-        available = np.asarray(self.available, dtype=bool)
+        active = np.asarray(self.active, dtype=bool)
         eta = values("the rates", self.eta, above_zero=True)
-        if available.ndim != 2 or not available.any():
-            raise UsageError(f"the schedule must be [rounds, clients] with at least one active client, got shape {available.shape}")
-        if len(eta) < len(available):
-            raise UsageError(f"the rates end after {len(eta)} rounds but the run has {len(available)}: give a rate for every round")
-        kept = available.any(axis=1)
-        object.__setattr__(self, "eta", eta[: len(available)][kept])
-        object.__setattr__(self, "available", available[kept])
+        if active.ndim != 2 or not active.any():
+            raise UsageError(f"the schedule must be [rounds, clients] with at least one active client, got shape {active.shape}")
+        if len(eta) < len(active):
+            raise UsageError(f"the rates end after {len(eta)} rounds but the run has {len(active)}: give a rate for every round")
+        kept = active.any(axis=1)
+        object.__setattr__(self, "eta", eta[: len(active)][kept])
+        object.__setattr__(self, "active", active[kept])
         object.__setattr__(self, "number", np.flatnonzero(kept))
 
     @property
@@ -39,12 +39,12 @@ class Rounds:
 
     @property
     def N(self) -> int:
-        return int(self.available.shape[1])
+        return int(self.active.shape[1])
 
     @cached_property
     def m(self) -> np.ndarray:
         """|S_t|, [T]."""
-        return np.asarray(self.available.sum(axis=1))
+        return np.asarray(self.active.sum(axis=1))
 
     @cached_property
     def x(self) -> np.ndarray:
@@ -59,14 +59,14 @@ class Rounds:
     @cached_property
     def returns(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """For every return of a client: the round t, the client i, and the round t - tau(t, i) of its previous participation."""
-        client, t = np.nonzero(self.available.T)  # sorted by client, then by round
+        client, t = np.nonzero(self.active.T)  # sorted by client, then by round
         again = np.flatnonzero(np.diff(client) == 0) + 1
         return t[again], client[again], t[again - 1]
 
     @cached_property
     def first(self) -> np.ndarray:
         """Whether client i participates for the first time in round t, bool [T, N]."""
-        return np.asarray(self.available & (self.available.cumsum(axis=0) == 1))
+        return np.asarray(self.active & (self.active.cumsum(axis=0) == 1))
 
     @property
     def tau_max(self) -> int:
@@ -78,10 +78,10 @@ class Rounds:
     def groups(self) -> list[list[int]]:
         """Groups of clients that are connected by rounds, after the first one, in which they participate together."""
         circle = np.arange(self.N)
-        for row in self.available[1:]:
+        for row in self.active[1:]:
             joined = np.unique(circle[row])
             circle[np.isin(circle, joined)] = joined[0] if len(joined) else 0
-        active = self.available[1:].any(axis=0)
+        active = self.active[1:].any(axis=0)
         return [np.flatnonzero((circle == k) & active).tolist() for k in np.unique(circle[active])]
 
     def over_active(self, weight: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ class Rounds:
 
     def head(self, rounds: int) -> "Rounds":
         """Return the first rounds."""
-        return Rounds(self.eta[:rounds], self.available[:rounds])
+        return Rounds(self.eta[:rounds], self.active[:rounds])
 
 
 def values(what: str, given: Any, *, above_zero: bool = False) -> np.ndarray:

@@ -55,9 +55,10 @@ int main() {
   std::vector<int32_t> model(m, 0);
   std::vector<const float*> shifts(m, shift.data());
   std::vector<float> eta(m, 0.01f), mu(m, 0.1f), beta(m, 0.5f), clip{0.5f, 0, 0};
+  const std::vector<int32_t> order{2, 0, 1};
   int bad = mimicfl_train(w.data(), model.data(), g.data(), loss.data(), pool.data(), table.data(), target.data(), rows.data(),
                           begin.data(), sizes.data(), step.data(), shifts.data(), key.data(), eta.data(), mu.data(),
-                          beta.data(), clip.data(), m, 2);
+                          beta.data(), clip.data(), order.data(), m, 2);
   bad |= mimicfl_outputs(w.data(), pool.data(), table.data(), n, out.data(), 2);
   for (int c = 0; c < m; c++) {
     double norm = 0;

@@ -14,8 +14,7 @@ from mimicfl.data.clients import Clients
 from mimicfl.engines.native import Unsupported, build, network
 from mimicfl.engines.native.engine import Batches, NativeEngine, Program
 from mimicfl.engines.plain import PlainEngine
-from mimicfl.experiments.execute import resume
-from tests.conftest import BUILT_IN, make_run, run_on
+from tests.conftest import BUILT_IN, make_run, resume, run_on
 from tests.engines.models import DataDependent, accuracy_with_dropout
 from tests.engines.native.problems import assert_close, needs_compiler
 

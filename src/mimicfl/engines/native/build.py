@@ -46,11 +46,11 @@ def identity(program: str) -> str:
     return "\n".join([*version, platform.machine(), *target])
 
 
-def library(source: str, extra: tuple[str, ...] = ()) -> Path:
+def library(source: str) -> Path:
     """Return the path of the compiled library of this source; compile it if it is not in the cache."""
     program = compiler()
     with compile_cache() as cache:
-        return cache.path / _compiled(cache, program, source, extra)
+        return cache.path / _compiled(cache, program, source, ())
 
 
 def load(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
@@ -94,6 +94,6 @@ def open_library(source: str, extra: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Load the library of a whole network and declare its functions."""
     opened = load(source, extra)
     pointer, number = ctypes.c_void_p, ctypes.c_int
-    opened.mimicfl_train.argtypes = [pointer] * 17 + [number, number]
+    opened.mimicfl_train.argtypes = [pointer] * 18 + [number, number]
     opened.mimicfl_outputs.argtypes = [pointer] * 3 + [ctypes.c_int64, pointer, number]
     return opened

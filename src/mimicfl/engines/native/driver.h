@@ -84,9 +84,9 @@ extern "C" int mimicfl_lanes() { return LANES; }
 extern "C" int mimicfl_train(const float* w0, const int32_t* model, float* g, double* loss, const Sample* pool, const float* table,
                              const Target* target, const int64_t* rows, const int64_t* begin, const int32_t* sizes, const int64_t* step,
                              const float* const* shift, const uint64_t* key, const float* eta, const float* mu, const float* beta,
-                             const float* clip, int m, int threads) {
+                             const float* clip, const int32_t* order, int m, int threads) {
   const Round r{w0, model, g, loss, pool, table, target, rows, begin, sizes, step, shift, key, eta, mu, beta, clip};
-  return on_threads(threads, m, [&](int c, Net::Work& s, float* w, float* grad, float* u) { train_one(r, c, s, w, grad, u); });
+  return on_threads(threads, m, [&](int j, Net::Work& s, float* w, float* grad, float* u) { train_one(r, order[j], s, w, grad, u); });
 }
 
 // Computes the outputs [n, OUTPUTS] of n samples in evaluation mode.

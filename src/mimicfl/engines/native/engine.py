@@ -14,6 +14,7 @@ from ...data.samples import single
 from ...seeds import number
 from ..capabilities import Unsupported, unsupported_on_error
 from ..interface import ClientUpdates, TrainRequest
+from ..parallel import clients_at_once
 from .build import open_library
 from .generate import generate
 from .network import Network, floats, refuse_requests
@@ -58,7 +59,7 @@ class Program(Network):
             *[_pointer(w), batches.model.ctypes.data, _pointer(g), loss.ctypes.data],
             *[_pointer(pool), _pointer(self.table), _pointer(target), *[array.ctypes.data for array in arrays]],
             *[shift.ctypes.data, batches.keys.ctypes.data, batches.eta.ctypes.data, batches.mu.ctypes.data],
-            *[batches.momentum.ctypes.data, batches.clip.ctypes.data, m, threads],
+            *[batches.momentum.ctypes.data, batches.clip.ctypes.data, batches.order.ctypes.data, m, threads],
         )
         if failed:
             raise MemoryError("the native engine could not allocate its workspace")
@@ -85,6 +86,7 @@ class Batches:
     ) -> None:
         self.rows = np.ascontiguousarray(np.concatenate([rows for rows, _ in parts]), dtype=np.int64)
         self.begin = np.cumsum([0] + [len(rows) for rows, _ in parts])[:-1].astype(np.int64)
+        self.order = np.argsort([-len(rows) for rows, _ in parts], kind="stable").astype(np.int32)  # longest first
         self.sizes = np.concatenate([sizes for _, sizes in parts]).astype(np.int32)
         self.step = np.cumsum([0] + [len(sizes) for _, sizes in parts]).astype(np.int64)
         self.keys = np.array(keys, dtype=np.uint64)
@@ -145,7 +147,8 @@ class NativeEngine:
         terms = ([request.local.momentum for request in per_client], [request.local.clip_norm for request in per_client])
         batches = Batches(parts, keys, *rates, *terms, [a for a, _ in jobs])
         w = torch.stack([request.w for request in requests])
-        g, loss = self.program.train(w, pool, target, batches, shifts, torch.get_num_threads())
+        threads = clients_at_once(len(jobs), torch.get_num_threads())
+        g, loss = self.program.train(w, pool, target, batches, shifts, threads)
         steps = torch.tensor([len(sizes) for _, sizes in parts])
         return ClientUpdates(g, steps, (loss / steps).to(torch.float32))
 

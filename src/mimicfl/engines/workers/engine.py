@@ -17,11 +17,13 @@ from ...fingerprint.values import Values, weights_of
 from ..capabilities import Unsupported
 from ..interface import ClientUpdates, TrainRequest
 from ..native.layers import compile_layers
+from ..parallel import clients_at_once
 from ..plain import PlainEngine
 from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
 from .memory import Known, Round, index_of
 
+FEW = 64  # numbers of a frozen weight that are compared between rounds
 MOST_KNOWN = 256  # pairs of clients and settings that a crew shares, before those of earlier rounds are forgotten
 
 
@@ -64,7 +66,7 @@ class WorkersEngine:
         crew, round = self._crew_for(requests)
         lasting = not any(_runs_own_code(request) for request in requests)
         try:
-            found = crew.train(round, requests, jobs, self.processes(len(jobs)))
+            found = crew.train(round, requests, jobs, clients_at_once(len(jobs), self.workers))
         except BaseException:
             lasting = False
             raise
@@ -72,11 +74,6 @@ class WorkersEngine:
             if not lasting:
                 self._disband()
         return found
-
-    def processes(self, jobs: int) -> int:
-        """Return the number of processes: one per core, or up to about twice as many if that avoids idle cores at the end of a round."""
-        tried = range(min(jobs, self.workers), min(jobs, 2 * self.workers + 1) + 1)
-        return min(tried, key=lambda p: -(-jobs // p) * max(p, self.workers))
 
     def outputs(self, w: Tensor, buffers: Sequence[dict[str, Tensor]], samples: Holdout) -> None:
         """Return None: the module itself, with all threads, is as fast."""
@@ -110,12 +107,19 @@ def stamp(model: nn.Module, module: nn.Module, loss: Loss, known: Known) -> str:
     """Describe by value what workers share with this process, except for the trainable weights and buffers, which every round sends.
 
     `module` is the copy of `model` that trains; its classes may be mixed with ours. Data and frozen weights are described by how often they
-    were changed in place, since hashing them would take longer than a round.
+    were changed in place, since hashing them would take longer than a round; frozen weights also by where they lie and by a few of their
+    numbers, since changes of `weight.data` are not counted.
     """
     values = Values(by_shape=[*weights_of(model), *weights_of(module)])
-    frozen = [p._version for p in module.parameters() if not p.requires_grad]
+    frozen = [[p._version, *_few(p)] for p in module.parameters() if not p.requires_grad]
     changes = [frozen, *([_versions(clients.x), _versions(clients.y)] for clients, _ in known)]
     return values.of([module, [type(layer) for layer in model.modules()], loss, [local for _, local in known], changes])
+
+
+def _few(weight: Tensor) -> list[object]:
+    if weight.layout != torch.strided:
+        return []
+    return [weight.data_ptr(), weight.detach().flatten()[:: max(1, weight.numel() // FEW)]]
 
 
 def _runs_own_code(request: TrainRequest) -> bool:

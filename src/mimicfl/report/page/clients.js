@@ -40,7 +40,7 @@ function drawClasses() {
   const head = "<tr><th></th>" + [...Array(count).keys()].map((c) => `<th>${c}</th>`).join("") + "<th>worst</th></tr>";
   $("classes").innerHTML = "<table class='heat'>" + head + groups.map((g) => {
     const worst = Math.min(...g.classes.filter((v) => v !== null));
-    return `<tr><th>${text(g.label)}</th>` + g.classes.map((v) => `<td style="${heat(v)}">${percent(v)}</td>`).join("") + `<td style="${heat(worst)}">${percent(worst)}</td></tr>`;
+    return `<tr><th>${named(g.label)}</th>` + g.classes.map((v) => `<td style="${heat(v)}">${percent(v)}</td>`).join("") + `<td style="${heat(worst)}">${percent(worst)}</td></tr>`;
   }).join("") + "</table>";
 }
 
@@ -51,7 +51,7 @@ function drawParticipation() {
   if (!groups.length) return void ($("participation").innerHTML = NOTHING);
   $("participation").innerHTML = "<table class='heat wide'><tr><th></th><th>rarest third</th><th>middle</th><th>most frequent</th><th>gap</th></tr>" + groups.map((g) => {
     const gap = 100 * (g.thirds[2] - g.thirds[0]);
-    return `<tr><th>${text(g.label)}</th>` + g.thirds.map((v) => `<td style="${heat(v)}">${(100 * v).toFixed(1)}</td>`).join("") + `<td>${gap < 0 ? "−" : "+"}${Math.abs(gap).toFixed(1)}</td></tr>`;
+    return `<tr><th>${named(g.label)}</th>` + g.thirds.map((v) => `<td style="${heat(v)}">${(100 * v).toFixed(1)}</td>`).join("") + `<td>${gap < 0 ? "−" : "+"}${Math.abs(gap).toFixed(1)}</td></tr>`;
   }).join("") + "</table>";
 }
 
@@ -63,7 +63,7 @@ function drawClients() {
   const top = `<tr><th>participation</th>` + order.map((i) => `<td data-tip="${text(name(i))}" style="background:color-mix(in srgb, var(--present) ${(15 + 85 * s.participation[i]).toFixed(0)}%, var(--absent))"></td>`).join("") + "<th>mean</th><th>worst</th></tr>";
   const rows = groups.map((g) => {
     const v = g.clients[s.key], known = v.filter((a) => a !== null), mean = known.reduce((a, b) => a + b, 0) / known.length;
-    return `<tr><th>${text(g.label)}</th>` + order.map((i) => `<td data-tip="${text(name(i))}: ${percent(v[i])} %" style="${heat(v[i])}"></td>`).join("") + `<th>${percent(mean)}</th><th>${percent(Math.min(...known))}</th></tr>`;
+    return `<tr><th>${named(g.label)}</th>` + order.map((i) => `<td data-tip="${text(name(i))}: ${percent(v[i])} %" style="${heat(v[i])}"></td>`).join("") + `<th>${percent(mean)}</th><th>${percent(Math.min(...known))}</th></tr>`;
   });
   $("clients").innerHTML = groups.length ? `<table class='heat dense'>${top}${rows.join("")}</table>` : NOTHING;
   tips($("clients"));

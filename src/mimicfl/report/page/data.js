@@ -5,6 +5,8 @@ const ALGORITHM = "algorithm";
 const state = { zoom: null, hidden: new Set(), off: Object.create(null) };  // hidden: labels; off: values of settings that are filtered out
 const BY_POSITION = new Set(["megabytes", "seconds", "virtual_seconds"]);  // runs differ in these at the same round
 
+const COUNTS = new Set(["round", "uploads"]);
+
 // The points of one run; of rounds with the same x (empty rounds upload nothing) the last one counts.
 function series(run, metric, axis) {
   const points = new Map(), ys = run.y[metric] || [], xs = run.x[axis] || [];

@@ -12,14 +12,21 @@ function update() {
     if (swatch && drawn.has(g.label)) swatch.outerHTML = swatchOf(drawn.get(g.label));
   });
   for (const id of ["curves-csv", "curves-png", "curves-svg"]) $(id).disabled = !$("chart").querySelector("figure");  // nothing to export
+  if ($("filtered")) $("filtered").textContent = notShown();
   remember();
+}
+
+// How many values of settings are filtered out: the filters may be folded.
+function notShown() {
+  const off = DATA.settings.flatMap((key) => DATA.groups.map((g) => g.settings[key]).filter((v, k, all) => all.indexOf(v) === k && (state.off[key] || new Set()).has(v)));
+  return off.length ? ` (not shown: ${off.join("; ")})` : "";
 }
 
 function drawFilters() {
   if (!$("filters")) return;
   $("filters").replaceChildren(...DATA.settings.map((key) => {
     const set = document.createElement("fieldset"), values = [...new Set(DATA.groups.map((g) => g.settings[key]))];
-    set.innerHTML = `<legend>${text(key)}</legend>` + values.map((v, k) => `<label><input type="checkbox" data-value="${k}"${(state.off[key] || new Set()).has(v) ? "" : " checked"}> ${text(v)}</label>`).join("");
+    set.innerHTML = `<legend>${text(key)}</legend>` + values.map((v, k) => `<label><input type="checkbox" data-value="${k}"${(state.off[key] || new Set()).has(v) ? "" : " checked"}> ${named(v)}</label>`).join("");
     set.querySelectorAll("input").forEach((box, k) => { box.onchange = () => {
       state.off[key] ??= new Set();
       box.checked ? state.off[key].delete(values[k]) : state.off[key].add(values[k]);
@@ -31,10 +38,12 @@ function drawFilters() {
 
 // The state of the controls is kept in the address: a live page keeps it when it loads again, and a link shows the same view.
 const CONTROLS = ["metric", "axis", "facet", "rates-shown", "schedule"], BOXES = ["seeds", "smooth", "logx", "logy"];
+const FOLDED = [...document.querySelectorAll("details")];
 function remember() {
   const held = { zoom: state.zoom, hidden: [...state.hidden], off: Object.fromEntries(Object.entries(state.off).map(([k, v]) => [k, [...v]])) };
   for (const id of CONTROLS) if ($(id)) held[id] = $(id).value;
   for (const id of BOXES) held[id] = $(id).checked;
+  held.open = FOLDED.map((each) => each.open);
   try { history.replaceState(null, "", "#" + encodeURIComponent(JSON.stringify(held))); } catch { /* not where the page has no address of its own */ }
 }
 function recall() {
@@ -43,6 +52,7 @@ function recall() {
   if (typeof held !== "object" || held === null) return;
   for (const id of CONTROLS) if ($(id) && [...$(id).options].some((o) => o.value === held[id])) $(id).value = held[id];
   for (const id of BOXES) $(id).checked = held[id] === true;
+  if (Array.isArray(held.open)) FOLDED.forEach((each, k) => { each.open = held.open[k] === true; });
   if (Array.isArray(held.zoom) && held.zoom.length === 2 && held.zoom.every(Number.isFinite)) state.zoom = held.zoom;
   if (Array.isArray(held.hidden)) state.hidden = new Set(held.hidden);
   for (const key of DATA.settings) if (held.off && Array.isArray(held.off[key])) state.off[key] = new Set(held.off[key]);
@@ -131,7 +141,17 @@ $("schedule").onchange = () => { drawAvailability(); drawClients(); drawTested()
 $("metric").onchange = () => { $("logy").checked = $("metric").value === "distance"; update(); };
 $("unzoom").onclick = () => { state.zoom = null; update(); };
 for (const [id, act] of Object.entries(EXPORTS)) if ($(id)) $(id).onclick = act;
+for (const each of FOLDED) each.ontoggle = remember;
 addEventListener("resize", () => { drawAvailability(); update(); });
 drawFilters(); drawAvailability(); update();
-if (DATA.live) setTimeout(() => location.reload(), 1000 * DATA.live);
+
+// A live page loads again, but not while it is used: that would fold an open list of choices, or end a drag.
+const IDLE = 3000;  // milliseconds
+let used = -IDLE;
+for (const kind of ["pointerdown", "pointerup", "keydown"]) addEventListener(kind, () => { used = performance.now(); }, true);
+function reload() {
+  const idle = performance.now() - used;
+  idle < IDLE ? setTimeout(reload, IDLE - idle) : location.reload();
+}
+if (DATA.live) setTimeout(reload, 1000 * DATA.live);
 document.body.dataset.ready = "yes";

@@ -5,6 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from mimicfl.engines.native.layers import LayerOverrides, Layers, linear
+from tests.engines.native.problems import needs_compiler
 
 from .compare import assert_close, grads, penalty, seen
 
@@ -30,13 +31,39 @@ CALLS = {
 }
 
 
+@needs_compiler
+@pytest.mark.parametrize("inputs", [16, 17, 40, 96, 100, 128, 300])
+@pytest.mark.parametrize("outputs", [24, 31, 96, 128, 130])
+def test_compiled_gradients_equal_float64_and_write_nothing_else(inputs, outputs, monkeypatch):
+    """Every width of a tile occurs, with tiles that overlap and tiles that do not."""
+    monkeypatch.setattr(linear, "NARROW", 1000)
+    monkeypatch.setattr(linear, "_weight_gradient", None)  # the other way is not used
+    rng = torch.Generator().manual_seed(inputs + outputs)
+    for rows in (1, 2, 33):
+        dy, x = (torch.randn(rows, size, generator=rng) for size in (outputs, inputs))
+        memory = torch.full((outputs + 2, inputs), 7.0)
+        dw, db = linear.parameter_gradients(dy, x, True, True, memory[1:-1])
+        assert dw.data_ptr() == memory[1].data_ptr()
+        torch.testing.assert_close(dw.double(), dy.double().t() @ x.double(), rtol=0, atol=1e-5)
+        torch.testing.assert_close(db.double(), dy.double().sum(0), rtol=0, atol=1e-5)
+        assert torch.equal(memory[[0, -1]], torch.full((2, inputs), 7.0))
+        assert torch.equal(linear.parameter_gradients(dy, x.mT.contiguous().mT, True, False)[0], dw)
+
+
+def test_without_a_compiler_the_library_computes_the_gradients(monkeypatch):
+    monkeypatch.setattr(linear, "compiled_gradients", lambda: None)
+    dy, x = torch.randn(9, 30), torch.randn(9, 20)
+    dw, db = linear.parameter_gradients(dy, x, True, True)
+    assert_close(([dy.t() @ x, dy.sum(0)], [dw, db]))
+
+
 def biased(call):
     """Add the bias once more, so that every call has a gradient for it."""
     return lambda x, w, b: call(x, w, b) + b
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=list(CALLS))
-@pytest.mark.parametrize("sizes", [((7,), 13, 5), ((3, 4), 6, 17), ((2, 3, 2), 40, 33), ((1,), 1, 1)])
+@pytest.mark.parametrize("sizes", [((7,), 13, 5), ((3, 4), 6, 17), ((2, 3, 2), 40, 33), ((5, 30), 104, 130), ((1,), 1, 1)])
 @pytest.mark.parametrize("frozen", [(), (0,), (1, 2)], ids=["none", "input", "weights"])
 def test_calls_and_their_derivatives_equal_pytorch(call, sizes, frozen):
     rows, features, outputs = sizes

@@ -217,6 +217,20 @@ def test_weights_changed_between_the_product_and_the_loss(head):
             value.backward()
 
 
+@pytest.mark.slow
+def test_a_view_without_a_gradient_gives_none(head):
+    """A loss of the outputs as they are, as a weight or a target of another loss."""
+    x, w, y = head
+
+    def call(x, w):
+        z = F.linear(x, w)
+        with torch.no_grad():
+            rows = z.view(-1, 1100)
+        return F.cross_entropy(rows, y) * z.square().mean(), z
+
+    assert_close(both_ways(call, x, w))
+
+
 @pytest.mark.parametrize(
     "call",
     [

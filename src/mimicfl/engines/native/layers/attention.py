@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ...torch_overrides import attention_call
 from .kinds import Call, Functions, Kind, at, check_memory, fits, images, plain
-from .linear import multiply, weight_gradient
+from .linear import multiply, parameter_gradients
 
 MOST = 2048  # entries of a head's scores, or of its queries: the workspace of 16 heads must fit into the second-level cache
 MOST_FEATURES = 32  # per head: with more, PyTorch is nearly as fast
@@ -163,16 +163,14 @@ class SelfAttention(torch.autograd.Function):
             found = iter(torch.autograd.grad(_self_attention(*inputs, places, causal), wanted, dy, create_graph=True))
             return *(next(found) if need else None for need in needs[:5]), *nothing
         dy = dy.contiguous()
-        dw_out = weight_gradient(dy, mixed) if needs[2] else None
-        db_out = dy.sum(0) if needs[4] else None
+        dw_out, db_out = parameter_gradients(dy, mixed, needs[2], needs[4])
         if not (needs[0] or needs[1] or needs[3]):
             return None, None, dw_out, None, db_out, *nothing
         d_mixed, d_projected = multiply(dy, w_out.t()), torch.empty_like(projected)
         tensors = (*places.of(projected), at(d_mixed), *places.of(d_projected))
         check_memory(functions[1](*tensors, places.strides(3, 1, 3), scale, places.samples * places.heads))
         dx = multiply(d_projected, w.t()).view(x.shape) if needs[0] else None
-        dw = weight_gradient(d_projected, x.reshape(-1, x.shape[2])) if needs[1] else None
-        db = d_projected.sum(0) if needs[3] else None
+        dw, db = parameter_gradients(d_projected, x.reshape(-1, x.shape[2]), needs[1], needs[3])
         return dx, dw, dw_out, db, db_out, *nothing
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .kinds import Call, Functions, Kind, Memory, Product, at, fits, ordinary, plain
-from .linear import multiply, weight_gradient
+from .linear import multiply, parameter_gradients
 
 FEWEST_CLASSES = 64
 FEWEST_OUTPUTS = 1024  # of a product that is remembered
@@ -38,7 +38,7 @@ def product(known: Product | None, z: Any, x: Tensor, other: Tensor) -> Product 
 
 def view(known: Product | None, z: Any, x: Tensor, *_: Any, **__: Any) -> Product | None:
     """Remember that z is the result seen as other rows of the same length."""
-    if known and plain(z) and any(x is out for out in known.outputs):
+    if known and plain(z) and z.grad_fn is not None and any(x is out for out in known.outputs):  # under no_grad, views have no function
         rows = z.shape[-1:] == x.shape[-1:] and z.is_contiguous()
         if rows and z.data_ptr() == x.data_ptr() and z.numel() == x.numel():
             known.outputs.append(z)
@@ -130,10 +130,9 @@ class CrossEntropy(torch.autograd.Function):
             dz = columns(begin, here.stop - begin)
             if dx is not None:
                 dx += multiply(dz, w[here].t())
-            if dw is not None:
-                dw[here] = weight_gradient(dz, x)
-            if db is not None:
-                torch.sum(dz, 0, out=db[here])
+            _, sums = parameter_gradients(dz, x, w_needs, bias_needs, None if dw is None else dw[here])
+            if db is not None and sums is not None:
+                db[here] = sums
         return None, None, None, dx, dw, db
 
 

@@ -33,6 +33,8 @@ class Layers:
     def __init__(self, shapes: list[Shape]) -> None:
         self.memory = Memory()
         self.known: dict[Shape | None, Functions] = {None: ()}
+        if linear.faster():
+            linear.compiled_gradients()  # here, since processes that are forked later would each load it again
         if shapes:
             exports = [KINDS[kind].export(kind, numbers, f"layer{k}") for k, (kind, numbers) in enumerate(shapes)]
             code = load("\n".join([header_text(*HEADERS), HEADER, *exports]))

@@ -10,7 +10,7 @@ class NothingLearned(UsageError):
     """Too few updates could be aggregated in too many rounds."""
 
 
-class Progress:
+class FailedRounds:
     """Counts rounds in which fewer than `min_counted` updates were aggregated, although clients were selected.
 
     failed_rounds   this many of them in a row end the run; None: no limit

@@ -9,7 +9,7 @@ from flwr.serverapp.strategy import Strategy
 import mimicfl.flower as mff
 from mimicfl import algorithms
 from mimicfl.errors import UsageError
-from mimicfl.flower.progress import NothingLearned
+from mimicfl.flower.failed_rounds import NothingLearned
 from tests.flower.attacks import ATTACKS
 from tests.flower.problems import app, model_arrays, problem
 from tests.flower.toy import Toy, run
