@@ -123,7 +123,7 @@ def sign_flips(differences: Sequence[float]) -> float:
         # Every sum is one of the first half of the differences and one of the second; as many are at least `found` as at most -found.
         first, second = _signed_sums(d[: len(d) // 2]), np.sort(_signed_sums(d[len(d) // 2 :]))
         as_large = len(first) * len(second) - int(np.searchsorted(second, found - first).sum())
-        return 2 * as_large / 2 ** len(d)
+        return float(2 * as_large / 2 ** len(d))
     signs = np.random.default_rng(0).integers(0, 2, (DRAWS - 1, len(d)), dtype=np.int8) * 2 - 1
     sums = np.concatenate([[d.sum()], signs @ d])
     return float(np.mean(np.abs(sums) >= found))
