@@ -72,3 +72,11 @@ def test_docstrings_are_shown_as_tables(site):
     page = (Path(site) / "api.html").read_text()
     assert "<code>rounds</code>, <code>uploads</code></td>" in page
     assert "&gt;&gt;&gt; <" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_long_signatures_have_a_line_per_argument(site):
+    """mkdocstrings formats them only if a formatter is installed."""
+    signature = re.search(r"<pre>.*?simulate.*?</pre>", (Path(site) / "api.html").read_text(), re.DOTALL)
+    assert signature[0].count("\n") > 10
+    assert "ruff" in (ROOT / "pyproject.toml").read_text().partition("\nsite = ")[2].splitlines()[0]

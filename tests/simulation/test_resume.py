@@ -49,17 +49,17 @@ def stopping_at(t):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("every", [0, 1, 5])
-def test_a_stopped_run_ends_bit_equal(tmp_path, algorithm, every):
-    e = experiment(algorithm=algorithm, checkpoint_every=every)
-    mf.run(e, tmp_path / "whole")
-    with pytest.raises(Stop):
-        mf.run(e, tmp_path / "stopped", stopping_at(7))
-    assert not RunFolder(tmp_path / "stopped").finished
-    with pytest.raises(Stop):
-        resume(tmp_path / "stopped", stopping_at(9))
-    resume(tmp_path / "stopped")
-    same(tmp_path / "whole", tmp_path / "stopped")
+def test_a_stopped_run_ends_bit_equal(tmp_path, algorithm):
+    mf.run(experiment(algorithm=algorithm), tmp_path / "whole")
+    for every in (0, 1, 5):
+        folder = tmp_path / f"every {every}"
+        with pytest.raises(Stop):
+            mf.run(experiment(algorithm=algorithm, checkpoint_every=every), folder, stopping_at(7))
+        assert not RunFolder(folder).finished
+        with pytest.raises(Stop):
+            resume(folder, stopping_at(9))
+        resume(folder)
+        same(tmp_path / "whole", folder)
 
 
 def test_buffers_and_python_objects_resume_too(tmp_path, digits):
