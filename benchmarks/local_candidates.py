@@ -52,6 +52,44 @@ class Centred(mf.FedSteer):
 
 
 @dataclass
+class ProximalState(SteerState):
+    eta_L: Tensor  # [] float64: local rate of the last round; 0 before the first
+
+
+@register("proximal")
+@dataclass(frozen=True)
+class Proximal(mf.FedSteer):
+    """FedSteer whose local steps are pulled back to w_t by mu (w - w_t), mu = 1 / (eta_L reach), as in FedProx.
+
+    A client then moves as far as `reach` steps would take it, however many it takes. g / kappa is its mean gradient with weights that
+    favour the last steps, kappa = reach (1 - (1 - 1/reach)^K). `share` of the shift acts. As reach grows, it becomes FedSteer.
+    """
+
+    reach: float = 100.0
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        number("reach", self.reach, low=1)
+
+    def init(self, w: Tensor, num_clients: int) -> ProximalState:
+        return ProximalState(**vars(super().init(w, num_clients)), eta_L=torch.zeros((), dtype=torch.float64, device=w.device))
+
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        rate, given = float(state.eta_L), super().instructions(state, active)
+        return replace(given, shift=self.share * given.shift, mu=1 / (rate * self.reach) if rate else 0.0)
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        given = self.instructions(state, active)
+        kept, K = 1 - step.eta_L * given.mu, step.K.double()  # the rate may have changed since the last round
+        kappa = (1 - kept**K) / (1 - kept) if given.mu else K
+        plain = step.per_step(g) * (K / kappa).to(g.dtype)[:, None] - given.shift
+        state.eta_L, state.K = torch.full_like(state.eta_L, step.eta_L), step.weights.double() @ K  # FedSteer's horizon needs K
+        steps: Any = 1.0 if step.update == "mean" else step.weights.double() @ kappa
+        mf.FedGain.aggregate(self, state, active, plain, replace(step, eta=step.eta * steps))  # type: ignore[arg-type]
+
+
+@dataclass
 class ClippedState(SteerState):
     r: Tensor  # [N] float64: norm of each client's last mean gradient; 0 before the first
 

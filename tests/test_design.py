@@ -126,7 +126,7 @@ class TestSettings:
 
     def test_flowers_run_config_has_the_same_names_and_defaults(self):
         from mimicfl.flower import Federated
-        from mimicfl.flower.app import SETTINGS as RUN_CONFIG
+        from mimicfl.flower.app import RUN_CONFIG
         from mimicfl.simulation.setup import make_server
 
         given = inspect.signature(Federated).parameters

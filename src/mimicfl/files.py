@@ -46,15 +46,6 @@ def make_folder(path: Path) -> Path:
 
 
 @contextmanager
-def explained_reading(path: Path) -> Iterator[None]:
-    """Turn an operating system error while reading `path` into a `UsageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise UsageError(f"{str(path)[:200]} cannot be read: {error.strerror or error}") from None
-
-
-@contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to; on exit it is flushed to disk and replaces `path` atomically."""
     with explained(path):

@@ -243,10 +243,11 @@ class TestFolders:
         assert default_folder(mf.Experiment(lr=0.5)).name != name
         assert "s3" in default_folder(mf.Experiment(seed=3)).name
 
-    def test_a_folder_of_an_earlier_version_is_continued(self):
+    def test_a_default_folder_of_version_0_2_is_left_alone(self):
+        """Its runs cannot be resumed, so the same command must not end there."""
         e = mf.Experiment()
         (Path("runs") / e.name).mkdir(parents=True)
-        assert default_folder(e) == Path("runs") / e.name
+        assert default_folder(e) != Path("runs") / e.name
 
     @pytest.mark.slow
     def test_a_report_of_two_runs_leaves_their_own_pages_alone(self, capsys):

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from mimicfl.cli import finished
 from mimicfl.cli.finished import Memo
-from mimicfl.cli.plugin_code import imported_as_found, plugin_code
+from mimicfl.cli.opened import Opened, stamp
+from mimicfl.cli.plugin_code import Code, imported_as_found, plugin_code
 from tests.cli.conftest import call
 from tests.cli.test_everyday import without_torch
 from tests.conftest import ROOT
@@ -89,12 +90,12 @@ def test_changed_code_is_noticed(sweep, file, old):
 def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
     """Its file may have been edited since: then the code that ran is not the code in the file."""
     monkeypatch.syspath_prepend(Path.cwd())
-    code, before = plugin_code(["mine.py"]), set(sys.modules)
+    code, before = plugin_code(["mine.py"]).files, set(sys.modules)
     assert {Path(file).name for file in code} == {"mine.py", "rule.py"}
     importlib.import_module("beside.rule")
     assert imported_as_found(code, before)
     assert not imported_as_found(code, set(sys.modules))
-    assert not imported_as_found(plugin_code([]), before)
+    assert not imported_as_found(plugin_code([]).files, before)
     assert sweep()[0] == 0
     assert not Path("runs/grid/.finished.json").exists()
 
@@ -102,10 +103,8 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
 @pytest.mark.parametrize(
     "text",
     [
-        "import numpy as np\nx = np.load('x' + '.npy')",
-        "from numpy import loadtxt as read_it",
-        "x = open(name)",
-        "from pathlib import Path\nx = Path(name).read_text()",
+        "x = 'phones.parquet'",
+        "import numpy as np\nx = np.fromfile(name)",
         "import os\nx = os.environ['PACE']",
         "from os import getenv",
         "import os as system",
@@ -116,7 +115,7 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
         "import mimicfl as mf\nx = mf.read('runs/x')",
         "x = __import__(name)",
         "exec(text)",
-        "x = 'values.csv'",
+        "x = 'phones'",
         "import nowhere_to_be_found",
         "import twice",
         "import compiled",
@@ -166,6 +165,23 @@ def test_doubtful_code_has_no_memo(text):
     assert plugin_code(["mine.py"]) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import numpy as np\nx = np.load('x' + '.npy')",
+        "from numpy import loadtxt as read_it",
+        "x = open(name)",
+        "from pathlib import Path\nx = Path(name).read_text()",
+        "x = 'values.csv'",
+        "import json\nx = json.load(file)",
+        "import torch\nx = torch.load(name)",
+    ],
+)
+def test_files_that_python_opens_are_recorded_when_they_are_read(text):
+    Path("mine.py").write_text(text)
+    assert plugin_code(["mine.py"]).reads
+
+
 def test_what_needs_no_doubt():
     Path("package").mkdir()
     Path("package/rule.py").write_text("from .other import *\nfrom . import other")
@@ -175,10 +191,11 @@ def test_what_needs_no_doubt():
         "rng = np.random.default_rng(0)\nx = rng.random(3), np.random.RandomState(seed=1).rand(2)\nfrom mimicfl import FedAvg\n"
         "import mimicfl.algorithms\nname = getattr(FedAvg, 'name', '')\nsize = getattr(F, 'relu')"
     )
-    assert {Path(file).name for file in plugin_code(["mine.py"])} == {"mine.py", "rule.py", "other.py"}
+    found = plugin_code(["mine.py"])
+    assert ({Path(file).name for file in found.files}, found.reads) == ({"mine.py", "rule.py", "other.py"}, False)
     for name in ("own_algorithm", "own_availability", "own_model_and_data"):
-        assert len(plugin_code([str(ROOT / f"examples/{name}.py")])) == 1
-    assert plugin_code([]) == {}
+        assert len(plugin_code([str(ROOT / f"examples/{name}.py")]).files) == 1
+    assert plugin_code([]) == Code()
     assert plugin_code(["nowhere.py"]) is None
 
 
@@ -275,7 +292,7 @@ DOUBTFUL = """
 from pathlib import Path
 import mimicfl as mf
 
-NAME = Path("name.txt").read_text()
+NAME = Path("name.txt").read_text() if Path("name.txt").exists() else ""
 
 @mf.register("mine")
 class Mine(mf.FedAvg):
@@ -298,7 +315,7 @@ def made(monkeypatch):
 
 @pytest.mark.slow
 def test_reports_are_not_made_again_after_an_inspection(sweep, made):
-    """Plugins that read files are imported and the runs compared with them, but the reports are those of before."""
+    """Plugins that ask whether a file exists are imported and the runs compared with them, but the reports are those of before."""
     Path("mine.py").write_text(DOUBTFUL)
     Path("name.txt").write_text("Mine")
     assert sweep()[0] == 0
@@ -312,6 +329,66 @@ def test_reports_are_not_made_again_after_an_inspection(sweep, made):
     Path("name.txt").write_text("Ours")
     status, shown = sweep()
     assert (status, "all runs are finished" in shown) == (2, False)
+
+
+READER = DOUBTFUL.replace(' if Path("name.txt").exists() else ""', "")
+
+
+@pytest.mark.slow
+def test_files_that_plugins_read_are_compared(sweep):
+    Path("mine.py").write_text(READER)
+    Path("name.txt").write_text("Mine")
+    assert sweep()[0] == 0
+    assert "all runs are finished" in without_torch("sweep", "grid.toml").stdout
+    Path("name.txt").write_text("Ours")
+    status, shown = sweep()
+    assert (status, "all runs are finished" in shown) == (2, False)
+    Path("name.txt").write_text("Mine")
+    assert sweep()[0] == 0  # with another time stamp: the runs are inspected
+    assert "all runs are finished" in without_torch("sweep", "grid.toml").stdout
+
+
+READS = """
+def read(name, mode="r"):
+    with open(name, mode) as file:
+        return file.read() if mode == "r" else file.write("x")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "certain"),
+    [("a.txt", "r", True), ("a.txt", "a", False), ("none.txt", "r", False), ("/proc/uptime", "r", False), ("a.csv.gz", "r", False)],
+)
+def test_what_plugins_open(name, mode, certain):
+    for each in ("a.txt", "a.csv.gz"):
+        Path(each).write_text("1")
+    file = Path("mine.py").resolve()
+    space = {}
+    exec(compile(READS, str(file), "exec"), space)
+    with Opened([str(file)], Path("runs")) as opened:
+        try:
+            space["read"](name, mode)
+        except FileNotFoundError:
+            pass
+        Path("of_others.txt").write_text("1")
+    Path("a.txt").read_text()
+    assert opened.files() == ({str(Path("a.txt").resolve()): stamp(Path("a.txt"))} if certain else None)
+
+
+def test_a_file_that_was_edited_after_it_was_read_is_noticed():
+    Path("a.txt").write_text("1")
+    run = Path("runs/run")
+    run.mkdir(parents=True)
+    for name in finished.FILES:
+        (run / name).write_text("1")
+    for edited in (False, True):
+        memo = Memo(Path("runs/memo.json"), "key", Code(reads=True))
+        with memo.watch() as opened:
+            Path("a.txt").read_text()
+        time.sleep(0.02)  # the system's clock for files has steps of some milliseconds
+        Path("a.txt").write_text("2") if edited else None
+        memo.keep("shown", [run], [], opened)
+        assert memo.replay(Console(quiet=True)) != edited
 
 
 def test_another_list_of_runs_has_no_memo():

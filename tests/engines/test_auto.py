@@ -11,6 +11,7 @@ from mimicfl.engines import cost, select
 from mimicfl.engines.cost import Cost, Workload
 from mimicfl.engines.provisional import Provisional
 from mimicfl.metrics.store import RunFolder
+from tests.engines.native.problems import needs_compiler
 from tests.engines.test_equality import run_of
 
 
@@ -91,6 +92,17 @@ class TestCost:
         [longer] = Workload([run_of(digits, local=mf.LocalSGD(steps=steps))]).rounds.values()
         [shorter] = Workload([run_of(digits, local=mf.LocalSGD(steps=1))]).rounds.values()
         assert longer[-1] > 2 * shorter[-1]
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_an_engine_that_another_program_delays_is_measured_again(digits, auto, monkeypatch):
+    native = iter([5.0, 5.0, 0.1])
+    monkeypatch.setattr(select, "WORTH_IT", 1e-3)
+    monkeypatch.setattr(select.Trial, "seconds", lambda trial, engine: next(native) if engine.name == "native" else 1.0)
+    notices = []
+    mf.simulate(**digits, rounds=1, notice=notices.append)
+    assert notices == ["engine native: measured 10 times as fast as plain here"]
 
 
 class TestEstimateCheck:

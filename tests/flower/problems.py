@@ -55,7 +55,7 @@ def schedule(rounds=T, seed=1):
 
 
 def federate(strategy, rounds=T, client=None, dtype=torch.float32, workers=1, **options):
-    """`strategy.start` on Flower's in-memory grid, in simulated time; returns the result and the federation."""
+    """`strategy.start` on Flower's in-memory grid, in virtual time; returns the result and the federation."""
     arrays, _ = model_arrays(problem(dtype)[2])
     federation = Federation(client or app(dtype), N)
     with federation.running(workers) as grid:

@@ -99,7 +99,7 @@ def test_a_node_that_is_reported_offline_is_not_selected_again(flower_log):
 
     toy.spoil = dies
     federation = mff.Federation(toy, 3)
-    federation.clock.poll = 1.0  # the list of nodes is up to 5 s old, in simulated time
+    federation.clock.poll = 1.0  # the list of nodes is up to 5 s old, in virtual time
     strategy = mff.MimiC(wait_for=3, **OPTIONS)
     with federation.running() as grid:
         strategy.start(grid, toy.initial(), 6, 1000.0)

@@ -10,7 +10,7 @@ from flwr.serverapp.strategy import Strategy
 
 import mimicfl.flower as mff
 from mimicfl.errors import UsageError
-from mimicfl.flower.clock import Clock, SimulatedClock, clock_of
+from mimicfl.flower.clock import Clock, VirtualClock, clock_of
 from mimicfl.flower.in_process import Delayed
 from mimicfl.flower.messages import RoundRequest, SentMessage
 from tests.flower.problems import LOCAL, N, app, federate, flat, model_arrays, participation, problem, simulated
@@ -55,7 +55,7 @@ def test_round_closes_at_its_deadline_and_records_missing_clients():
 
 @pytest.mark.slow
 def test_slow_training_does_not_miss_simulated_deadlines():
-    """Training takes no simulated time, in mimicfl's round loop and in Flower's."""
+    """Training takes no virtual time, in mimicfl's round loop and in Flower's."""
 
     def slow(client, t):
         time.sleep(0.05)
@@ -124,7 +124,7 @@ def test_real_clock_waits_one_poll_or_until_the_deadline(monkeypatch):
     assert times.slept == pytest.approx([0.2, 0.2, 0.1])
     assert clock_of(SimpleNamespace(), 3.0).wait()
     assert times.slept[-1] == 3.0
-    assert isinstance(clock_of(mff.Federation(app(), 1).grid, 3.0), SimulatedClock)
+    assert isinstance(clock_of(mff.Federation(app(), 1).grid, 3.0), VirtualClock)
 
 
 def test_client_error_is_recorded_without_waiting_for_the_deadline():

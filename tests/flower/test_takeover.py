@@ -1,14 +1,21 @@
 """Another node reports the id of a client: what is logged, who participates, and that no round waits for a node that is gone."""
 
 import pytest
+import torch
+from flwr.app import ArrayRecord
+from torch import nn
 
+import mimicfl as mf
 import mimicfl.flower as mff
 from mimicfl.flower.in_process import Delayed
+from mimicfl.flower.replies import Update
+from mimicfl.flower.server_form import ServerForm
+from mimicfl.flower.wire import Layout
 from tests.flower.problems import app, model_arrays, problem
 from tests.flower.toy import Toy, run
 
 OPTIONS = {"fraction_evaluate": 0.0, "lr": 0.3, "wait_for": 3, "max_norm": None}
-TIMEOUT = 1000.0  # simulated seconds: a round that waits for its deadline is seen by the clock
+TIMEOUT = 1000.0  # virtual seconds: a round that waits for its deadline is seen by the clock
 
 
 def node_of(federation, number):
@@ -140,3 +147,34 @@ def test_a_secure_round_does_not_wait_for_a_client_that_restarted(tmp_path, stag
     assert [row["active"] for row in strategy.rows] == [5, 5 if stage == "unmask" else 4, 5]
     assert federation.clock.now() < TIMEOUT
     assert stage == "unmask" or "restarted" in strategy.rows[1]["failed"]["3"]
+
+
+SUMS = {
+    mf.MIFA: ("total", "G"),
+    mf.FedVARP: ("total", "y"),
+    mf.FedStale: ("total", "y"),
+    mf.SCAFFOLD: ("c", "c_i"),
+    mf.MimiC: ("zero", "c"),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_sums_over_clients_stay_exact_when_a_new_client_gets_the_row_of_a_departed_one(kind):
+    """The node of client 1 came back as client 3 before it was known to be gone, so that it has a row of its own. Later client 4 joins."""
+    arrays = ArrayRecord(nn.Linear(3, 1).state_dict())
+    form = ServerForm(kind(), num_clients=4)
+    form.begin(Layout.of(arrays, ()), arrays)
+
+    def train(t, **numbers):
+        clients = {f"node-{name[1:]}": Update(g=torch.full((4,), number), K=1.0) for name, number in numbers.items()}
+        form.request(t, list(clients))
+        form.apply(t, clients, 0.1, 0.1)
+
+    train(0, n1=1.0, n2=2.0)
+    train(1, n2=2.0, n3=7.0)
+    form.take_over("node-1", "node-3")
+    train(2, n4=5.0)
+    assert form.clients == ["node-4", "node-2", "node-3"]
+    name, rows = SUMS[kind]
+    mean = getattr(form.server.state, rows)[:].double().mean(dim=0)
+    torch.testing.assert_close(getattr(form.server.state, name, torch.zeros(4)).double(), mean)

@@ -328,7 +328,7 @@ def test_diurnal_has_the_published_statistics():
 
 @pytest.mark.slow
 def test_diurnal_clients_have_their_duty_cycles_from_the_first_round():
-    pattern = av.Diurnal(never=0.25, mean=0.3, swing=0.0, sigma=1.0, median=600)
+    pattern = av.Diurnal(never=0.25, mean=0.3, amplitude=0.0, sigma=1.0, median=600)
     duty = pattern.duties(400, 3)
     assert duty.mean() == pytest.approx(0.3, abs=1e-6)
     assert (duty == 0).mean() == 0.25
@@ -340,14 +340,14 @@ def test_diurnal_clients_have_their_duty_cycles_from_the_first_round():
 
 @pytest.mark.slow
 def test_a_fit_recovers_the_pattern():
-    truth = av.Diurnal(mean=0.12, never=0.2, spread=0.1, median=300, sigma=1.2, longest=20000, swing=0.6, hour=3.0)
+    truth = av.Diurnal(mean=0.12, never=0.2, spread=0.1, median=300, sigma=1.2, longest=20000, amplitude=0.6, hour=3.0)
     found = av.fit(truth.trace(20 * 86400, 600, 1))
     assert found.mean == pytest.approx(0.12, abs=0.01)
     assert found.never == pytest.approx(0.2, abs=0.03)
     assert found.spread == pytest.approx(0.1, rel=0.15)
     assert found.median == pytest.approx(300, rel=0.05)
     assert found.sigma == pytest.approx(1.2, rel=0.05)
-    assert found.swing == pytest.approx(0.6, abs=0.15)
+    assert found.amplitude == pytest.approx(0.6, abs=0.15)
     assert found.hour == pytest.approx(3.0, abs=0.7)
     assert av.make(mf.Experiment(availability=found, rounds=1).availability) == found
 

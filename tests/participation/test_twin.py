@@ -11,8 +11,8 @@ from mimicfl.participation.traces.pattern import sampled
 from mimicfl.participation.traces.summary import by_hour
 
 SOURCES = {
-    "phones": av.Diurnal(median=220, sigma=1.8, longest=40_000, swing=0.7, hour=2.0),
-    "busy": av.Diurnal(mean=0.6, never=0.0, spread=0.25, median=1500, sigma=0.8, swing=0.4, hour=14.0),
+    "phones": av.Diurnal(median=220, sigma=1.8, longest=40_000, amplitude=0.7, hour=2.0),
+    "busy": av.Diurnal(mean=0.6, never=0.0, spread=0.25, median=1500, sigma=0.8, amplitude=0.4, hour=14.0),
 }
 
 

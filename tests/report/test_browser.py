@@ -32,8 +32,10 @@ addEventListener("load", () => {
   const schedule = document.getElementById("schedule"); schedule.value = "1"; schedule.onchange();
   const box = document.querySelector("#chart svg").getBoundingClientRect();
   const at = (x, y) => ({ clientX: x, clientY: y, bubbles: true });
-  const move = (node, x, y) => [new PointerEvent("pointermove", at(x, y)), new MouseEvent("mousemove", at(x, y))]
-    .forEach((e) => node.dispatchEvent(e));
+  const move = (node, x, y) => {
+    node.dispatchEvent(new PointerEvent("pointermove", at(x, y)));
+    node.dispatchEvent(new MouseEvent("mousemove", at(x, y)));
+  };
   move(document.querySelector("#chart svg"), box.left + box.width / 2, box.top + box.height / 2);
   note("tip", document.getElementById("tip").textContent);
   const canvas = document.getElementById("availability"), corner = canvas.getBoundingClientRect();

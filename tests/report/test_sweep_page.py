@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import mimicfl as mf
 from mimicfl.report.report import write_report
@@ -45,15 +48,17 @@ addEventListener("load", () => {
   const before = marks();
   const drag = (from, to) => { mouse("pointerdown", from); mouse("pointermove", (from + to) / 2); mouse("pointerup", to); };
   drag(0.4, 0.8);
-  note("wholeRounds", [...document.querySelectorAll("#chart svg.plot")[0].querySelectorAll("text[text-anchor=middle]")]
-    .every((t) => !t.textContent.includes(".")));
+  const below = [...document.querySelector("#chart svg.plot").querySelectorAll("text[text-anchor=middle]")];
+  note("wholeRounds", below.every((mark) => !mark.textContent.includes(".")));
   note("zoomed", marks() !== before && !document.getElementById("unzoom").hidden);
   document.getElementById("unzoom").onclick(); note("unzoomed", marks() === before);
   drag(0.44, 0.48);  // less than a round: no point of a curve is inside
-  note("between", document.querySelector("#chart").textContent.includes("NaN")
-    || [...document.querySelectorAll("#chart path[fill=none]")].every((path) => {
+  const outside = (path) => {
     const all = path.getBBox(), box = path.ownerSVGElement.viewBox.baseVal;
-    return all.y > box.y + box.height || all.y + all.height < box.y; }));
+    return all.y > box.y + box.height || all.y + all.height < box.y;
+  };
+  const nan = document.querySelector("#chart").textContent.includes("NaN");
+  note("between", nan || [...document.querySelectorAll("#chart path[fill=none]")].every(outside));
   document.getElementById("unzoom").onclick();
   mouse("pointerdown", 0.5); mouse("pointerup", 0.5);  // a tap
   note("tapped", !tip.hidden && tip.textContent.includes("MimiC") && document.getElementById("unzoom").hidden);
@@ -219,3 +224,16 @@ def test_the_page_stays_small(sweep):
 def test_what_is_hidden_cannot_be_exported(dom):
     assert data_attribute(dom, "exports-hidden") == "true,true,true"
     assert data_attribute(dom, "exports-shown") == "false,false,false"
+
+
+def test_the_printed_page_is_light(sweep, tmp_path):
+    """Also where the page is dark on the screen."""
+    page = write_report([sweep / "runs"], sweep / "printed").page
+    page.write_text(page.read_text().replace("(prefers-color-scheme: dark)", "all"))
+    pdf = tmp_path / "page.pdf"
+    chromium(page.as_uri(), tmp_path / "profile", "--no-pdf-header-footer", f"--print-to-pdf={pdf}")
+    if shutil.which("pdftoppm") is None:
+        pytest.skip("no pdftoppm on this machine")
+    subprocess.run(["pdftoppm", "-r", "20", "-singlefile", "-png", pdf, tmp_path / "sheet"], check=True)
+    with Image.open(tmp_path / "sheet.png") as sheet:
+        assert np.median(np.asarray(sheet.convert("L"))) > 200

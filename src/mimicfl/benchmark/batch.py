@@ -8,6 +8,7 @@ from ..errors import Diverged, Paused
 from ..experiments.execute import Plan, Progress, run_plan
 from ..files import scratch
 from ..metrics.environment import environment
+from ..metrics.find import is_finished
 from ..metrics.history import read
 from ..metrics.store import RunFolder
 from ..settings import Experiment
@@ -36,10 +37,7 @@ def _result(name: str, e: Experiment, target: float, out: Path, failure: str | N
     kind = {"stage": "tuning" if e.validation else "final", "seed": e.seed, "algorithm": e.algorithm, "lr": e.lr, "global_lr": e.global_lr}
     if failure is not None:
         return kind | {"environment": environment(), "diverged": failure}
-    if not (out / name / "final.safetensors").exists():
+    if not is_finished(out / name):
         return None
-    folder = RunFolder(out / name)
-    final = folder.load("final")
-    engine = final[1].get("engine", "") if final else ""
-    run = read(folder)
-    return kind | {"environment": folder.environment() | {"engine": engine}} | (score_only(run) if e.validation else measure(run, target))
+    run = read(RunFolder(out / name))
+    return kind | {"environment": run.environment} | (score_only(run) if e.validation else measure(run, target))

@@ -108,7 +108,25 @@ class CallbackSet:
             self.active.append(copy.copy(each) if isinstance(each, Callback) else _Function(each))
             self.active[-1].begin(run)
 
-    def measure(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> bool:
+    def record(
+        self,
+        row: Row,
+        info: Callable[[Row, RunInfo], RoundInfo],
+        store: Callable[[Row], None],
+        last: Callable[[], Row] = dict,
+    ) -> None:
+        """Let the callbacks measure the round, store its row, and show it to those that only observe.
+
+        `last` returns what the row of a round holds in addition if a callback stops the run after it.
+        """
+        if self._measure(row, info):
+            row |= {**last(), "stopped": True}
+        store(row)
+        for each in self.active:
+            if not each.part_of_result:
+                each.each_round(info(row, self.run))
+
+    def _measure(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> bool:
         """Add to the row what the callbacks return; True if one of them stops the run."""
         stopped = False
         for each in self.active:
@@ -117,12 +135,6 @@ class CallbackSet:
                 _add(row, each.each_round(now))
                 stopped |= now.stopped
         return stopped
-
-    def notify(self, row: Row, info: Callable[[Row, RunInfo], RoundInfo]) -> None:
-        """Pass the stored row to the callbacks that only observe."""
-        for each in self.active:
-            if not each.part_of_result:
-                each.each_round(info(row, self.run))
 
     def end(self, finished: bool) -> None:
         active, self.active = self.active, []

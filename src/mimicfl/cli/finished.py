@@ -1,8 +1,9 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
 The memo is only a shortcut. It is certain if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
-every file of the data and of the runs are the same. Otherwise, or if the sweep may depend on anything else, such as plugins that read
-files, the plugins are imported and the runs inspected one by one, as if there were no memo; then only the reports are not made again.
+every file of the data, of the runs and that plugins read are the same. Otherwise, or if the sweep may depend on anything else, such as
+environment variables, the plugins are imported and the runs inspected one by one, as if there were no memo; then only the reports are not
+made again.
 """
 
 import contextlib
@@ -21,7 +22,8 @@ from rich.text import Text
 
 from ..files import write_text
 from ..settings import read_settings
-from .plugin_code import Doubt, imported_as_found, plugin_code
+from .opened import Opened, stamp
+from .plugin_code import Code, Doubt, imported_as_found, plugin_code
 
 NAME = ".finished.json"
 MOST_PARTS = 60  # of a setting that may name files
@@ -34,7 +36,7 @@ WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")  # beside a report
 class Memo:
     file: Path
     key: str
-    code: dict[str, str] = field(default_factory=dict)  # of plugins: their source files, and a hash of each
+    code: Code = field(default_factory=Code)  # of plugins
     modules: frozenset[str] = field(default_factory=frozenset, compare=False)  # imported before the plugins
     certain: bool = True  # False: the result may depend on something that the memo does not check
 
@@ -45,11 +47,16 @@ class Memo:
         code, data = _plugin_code(chosen.pop("plugins", [])), _data_files(chosen.pop("data_path", None), _texts(chosen))
         varied = {str(name).replace("-", "_") for name in grid} if isinstance(grid := chosen.get("grid"), dict) else set()
         certain = code is not None and data is not None and not {"plugins", "data_path"} & varied
-        stamps = {str(file): _stamp(file) for file in data or ()} if certain else {}
+        stamps = {str(file): stamp(file) for file in data or ()} if certain else {}
         command = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, *options]
-        facts = [*command, _code(), _versions(), code if certain else None, stamps, certain]
+        certain = certain and not (code is not None and code.reads and any(options))  # other machines may read, and trackers
+        facts = [*command, _code(), _versions(), code.files if code and certain else None, stamps, certain, str(Path.cwd())]
         key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
-        return cls(target / NAME, key, (code or {}) if certain else {}, frozenset(sys.modules), certain)
+        return cls(target / NAME, key, code if code and certain else Code(), frozenset(sys.modules), certain)
+
+    def watch(self) -> Opened:
+        """Records what is read within `with`; plugins are imported and runs prepared there."""
+        return Opened(self.code.files, self.file.parent)
 
     def replay(self, console: Console, runs: Iterable[Path] | None = None) -> bool:
         """Print what the finished command printed; False if anything has changed since.
@@ -59,7 +66,7 @@ class Memo:
         try:
             held = json.loads(self.file.read_text(encoding="utf-8"))
             same = held["key"] == self.key and (runs is None or held["runs"] == [str(run) for run in runs])
-            same = same and all(_stamp(Path(name)) == stamp for name, stamp in held["files"].items())
+            same = same and all(stamp(Path(name)) == known for name, known in held["files"].items())
             shown = str(held["shown"]) if same else ""
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return False
@@ -68,23 +75,19 @@ class Memo:
             console.print("all runs are finished", style="dim")
         return bool(shown)
 
-    def keep(self, shown: str, runs: Sequence[Path], pages: Sequence[Path]) -> None:
-        if self.code and not imported_as_found(self.code, self.modules):
+    def keep(self, shown: str, runs: Sequence[Path], pages: Sequence[Path], opened: Opened | None = None) -> None:
+        read = opened.files() if opened is not None and self.code.reads else {}
+        if read is None or (self.code.files and not imported_as_found(self.code.files, self.modules)):
             return
         beside = [file for page in pages for file in page.parent.iterdir() if file.suffix in WRITTEN]
         files = [*(run / name for run in runs for name in FILES), *beside]
         with contextlib.suppress(OSError):  # only a shortcut
-            stamps = {str(file): _stamp(file) for file in files}
+            stamps = read | {str(file): stamp(file) for file in files}
             held = {"key": self.key, "runs": [str(run) for run in runs], "shown": shown, "files": stamps}
             write_text(self.file, json.dumps(held))
 
 
-def _stamp(file: Path) -> list[int]:
-    found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # the last one cannot be set back after an edit
-
-
-def _plugin_code(plugins: Any) -> dict[str, str] | None:
+def _plugin_code(plugins: Any) -> Code | None:
     """None also if the setting is not a list of names, which is then refused elsewhere."""
     return plugin_code(plugins) if isinstance(plugins, list) and all(isinstance(name, str) for name in plugins) else None
 
@@ -134,4 +137,4 @@ def _code() -> str:
 def _versions() -> list[Any]:
     """What changes with the versions of Python, PyTorch and NumPy, found without importing them: other versions may draw other models."""
     specs = [PathFinder.find_spec(name) for name in ("torch", "numpy")]
-    return [sys.version, *(_stamp(Path(spec.origin).with_name("version.py")) for spec in specs if spec is not None and spec.origin)]
+    return [sys.version, *(stamp(Path(spec.origin).with_name("version.py")) for spec in specs if spec is not None and spec.origin)]

@@ -10,6 +10,7 @@ from rich.table import Table
 from ..errors import Diverged, UsageError, number
 from ..experiments.execute import Plan
 from ..experiments.names import seed_list
+from ..metrics.find import is_finished
 from ..paper.records import Records, read_all
 from ..paper.reproduce import Cell, as_recorded, cells, collect, compare_with_records, missing, plan_of, reproduce, seconds
 from ..paper.studies import STUDIES, find
@@ -107,7 +108,7 @@ def _again(arguments: argparse.Namespace, console: Console, plan: Plan, records:
         raise UsageError(f"none of these runs is in {records} yet: nothing to compare with")
     if out.resolve() == RUNS.resolve():
         raise UsageError(f"{out} holds the recorded runs: choose another --out to repeat them")
-    before = [name for name in plan if (out / name / "final.safetensors").exists()]
+    before = [name for name in plan if is_finished(out / name)]
     with Reporter(console, list(plan.values())) as progress:
         progress.notice(f"{len(plan)} recorded runs are repeated in {out}")
         left, failures = reproduce(plan, out, None, arguments.minutes, progress, progress.notice)

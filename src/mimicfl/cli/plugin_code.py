@@ -1,9 +1,10 @@
 """The source files that importing plugins would run, found without running them.
 
 A finished sweep is repeated from its memo only if this code has not changed. What a plugin does is not known before it runs, so the code is
-also read for what a hash of it does not cover: other libraries, files, environment variables, the clock. Any doubt means that there is no
-memo, and that the plugins are imported and every run is inspected. What differs in every process, such as random numbers without a seed, is
-doubtful as well: those runs are refused when they are inspected.
+also read for what a hash of it does not cover: other libraries, environment variables, the clock. Any doubt means that there is no memo,
+and that the plugins are imported and every run is inspected. What differs in every process, such as random numbers without a seed, is
+doubtful as well: those runs are refused when they are inspected. Files that Python itself opens are no doubt: those that were read are
+recorded when the plugins run (opened.py).
 """
 
 import ast
@@ -11,6 +12,7 @@ import hashlib
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -23,20 +25,23 @@ def _words(text: str) -> frozenset[str]:
 
 # What these return depends on their arguments only, but for the names in OUTSIDE.
 LIBRARIES = _words("""
-    __future__ abc bisect collections contextlib copy dataclasses decimal enum fractions functools heapq itertools math mimicfl numbers
-    numpy operator os pathlib random re statistics string sys torch types typing typing_extensions warnings
+    __future__ abc bisect collections contextlib copy csv dataclasses decimal enum fractions functools heapq io itertools json math mimicfl
+    numbers numpy operator os pathlib random re statistics string sys tomllib torch types typing typing_extensions warnings
 """)
 BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
 # Built-in functions; `model.eval()` and `re.compile` are harmless.
-FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals open vars")
-# Names by which code of these libraries reads files, the environment, the clock or the machine.
+FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals vars")
+# Names by which code of these libraries reads files that Python opens, which is recorded.
+READS = _words("genfromtxt load loadtxt memmap open open_memmap read_bytes read_text")
+READABLE = re.compile(r"[^\s:,=]*\.(csv|json|jsonl|npy|npz|pt|pth|toml|tsv|txt)")  # others may be read by libraries themselves
+# Names by which it reads other files, the environment, the clock or the machine.
 OUTSIDE = _words("""
     DataSource Explicit FileOpener FromFile FromTrace NpzFile PackageImporter PyTorchFileReader __builtins__ __dict__ __getattribute__
     __loader__ __spec__ __version__ argv attrgetter compare cpp_extension current_device cwd device_count environ environb exists
-    expanduser expandvars frame from_file fromfile fromregex genfromtxt get_device_capability get_device_name get_device_properties
+    expanduser expandvars frame from_file fromfile fromregex get_device_capability get_device_name get_device_properties
     get_num_interop_threads get_num_threads getatime getctime getcwd getenv getmtime getsize get_type_hints glob home hub is_available
-    is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load load_file load_inline load_library load_state_dict_from_url
-    load_url loadtxt lstat make mem_get_info memmap methodcaller open open_memmap read read_bytes read_text read_trace readlink rglob
+    is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load_file load_inline load_library load_state_dict_from_url
+    load_url lstat make mem_get_info methodcaller read read_trace readlink rglob
     samefile scandir stat sweep walk
 """)
 SYSTEM = _words("_os _sys builtins os sys")  # only their `path` is harmless
@@ -54,8 +59,14 @@ class Doubt(Exception):
     """The result may depend on more than the source files found."""
 
 
-def plugin_code(plugins: Sequence[str]) -> dict[str, str] | None:
-    """A hash of every source file that the plugins consist of, by its path; None if there may be more that they depend on."""
+@dataclass(frozen=True)
+class Code:
+    files: dict[str, str] = field(default_factory=dict)  # a hash of every source file, by its path
+    reads: bool = False  # may read other files
+
+
+def plugin_code(plugins: Sequence[str]) -> Code | None:
+    """The source files that the plugins consist of; None if there may be more that they depend on."""
     try:
         own = [Path(name).resolve().parent for name in plugins if name.endswith(".py")]
         search = _Search(list(dict.fromkeys([*own, *(Path(each).resolve() for each in sys.path)])))
@@ -66,7 +77,7 @@ def plugin_code(plugins: Sequence[str]) -> dict[str, str] | None:
                 search.module(name)
     except (Doubt, OSError, SyntaxError, ValueError, RecursionError):
         return None
-    return {str(file): content for file, content in sorted(search.found.items())}
+    return Code({str(file): content for file, content in sorted(search.found.items())}, search.reads)
 
 
 def imported_as_found(code: Collection[str], earlier: Collection[str]) -> bool:
@@ -93,6 +104,7 @@ class _Search:
     def __init__(self, folders: list[Path]) -> None:
         self.folders = folders
         self.found: dict[Path, str] = {}
+        self.reads = False
 
     def read(self, file: Path, package: str) -> None:
         """Add a source file and the modules of the user that it imports."""
@@ -101,7 +113,7 @@ class _Search:
         text = file.read_bytes()
         self.found[file] = hashlib.sha256(text).hexdigest()
         for node in _executed(ast.parse(text)):
-            _check(node, [file.parent, Path.cwd()])
+            self.reads |= _check(node, [file.parent, Path.cwd()])
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     self.module(alias.name)
@@ -164,8 +176,8 @@ def _executed(tree: ast.AST) -> Iterator[ast.AST]:
         pending += node.orelse if main and isinstance(node, ast.If) else ast.iter_child_nodes(node)
 
 
-def _check(node: ast.AST, folders: list[Path]) -> None:
-    """Refuse code that may read more than source files, or that may do something else in every process."""
+def _check(node: ast.AST, folders: list[Path]) -> bool:
+    """Whether this may read a file; refuses code that may depend on anything else, or that may do something else in every process."""
     if _unseeded(node) or any(_indirect(node, child) for child in ast.iter_child_nodes(node)):
         raise Doubt
     names: list[str] = []
@@ -184,10 +196,14 @@ def _check(node: ast.AST, folders: list[Path]) -> None:
             raise Doubt
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         names = [node.value]
-        if node.value in CLOCK or _names_a_file(node.value, folders):
+        readable = READABLE.fullmatch(node.value) is not None
+        if node.value in CLOCK or (_names_a_file(node.value, folders) and not readable):
             raise Doubt
+        if readable:
+            return True
     if OUTSIDE & set(names):
         raise Doubt
+    return bool(READS & set(names))
 
 
 def _indirect(node: ast.AST, child: ast.AST) -> bool:

@@ -152,17 +152,15 @@ def print_report(console: Console, report: Report, explain: bool = True) -> None
 
 
 def default_folder(e: Experiment) -> Path:
-    """`runs/mimic-digits-s3-1f0c2a`; the folder that earlier versions would have used if it exists."""
-    earlier = Path("runs") / e.name
+    """`runs/mimic-digits-s3-1f0c2a`"""
     words = [parse(e.algorithm)[0], parse(e.dataset)[0], *([f"s{e.seed}"] if e.seed else []), e.id[:6]]
-    return earlier if earlier.exists() else Path("runs") / "-".join(words)
+    return Path("runs") / "-".join(words)
 
 
 def _compare_name(e: Experiment, names: list[str], seeds: list[int]) -> str:
-    """`compare-digits-1f0c2a`; the name that earlier versions would have used if that folder exists."""
+    """`compare-digits-1f0c2a`"""
     digest = hashlib.sha256(json.dumps([e.id, names, seeds]).encode()).hexdigest()
-    earlier = f"compare-{digest[:8]}"
-    return earlier if (Path("runs") / earlier).exists() else f"compare-{parse(e.dataset)[0]}-{digest[:6]}"
+    return f"compare-{parse(e.dataset)[0]}-{digest[:6]}"
 
 
 def _announcement(e: Experiment, out: Path) -> str:

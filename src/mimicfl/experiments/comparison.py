@@ -4,6 +4,7 @@ import numpy as np
 
 from ..algorithms import ALGORITHMS, trait
 from ..display import Line, curves, table
+from ..metrics.columns import head
 from ..metrics.history import History
 from ..registry import parse
 
@@ -18,8 +19,8 @@ class Comparison(dict[str, list[History]]):
             return f"<code>{len(runs)} runs</code>"
         [metric] = metrics
         rows = [(name, *_final(histories, metric), len(histories)) for name, histories in self.items()]
-        chart = curves([_mean_curve(name, histories) for name, histories in self.items()], "model uploads", metric.replace("_", " "))
-        return table(["algorithm", metric.replace("_", " "), "± std", "seeds"], rows) + chart
+        chart = curves([_mean_curve(name, histories) for name, histories in self.items()], "model uploads", head(metric))
+        return table(["algorithm", head(metric), "± std", "seeds"], rows) + chart
 
 
 def _final(histories: list[History], metric: str) -> tuple[str, str]:

@@ -36,7 +36,7 @@ def _options() -> list[str]:
 
 
 # The keys of the run config, with - for _: `flwr run . -c "num-rounds=20 lr='geometric:0.1,0.99'"`. "" means: use the default.
-SETTINGS = tuple(_options())
+RUN_CONFIG = tuple(_options())
 
 
 def server_app(
@@ -55,13 +55,14 @@ def server_app(
     settings   options of `Federated`, num_rounds, timeout, track (trackers, as in "tensorboard:DIR csv:DIR"),
                form="server" | "client" | "secure", and for secure rounds threshold and clip; the run config takes precedence
     """
-    check_names(settings, "server_app")
+    if unknown := [name for name in settings if name not in RUN_CONFIG]:
+        raise UsageError(f"server_app has no setting {unknown[0]!r}; {nearest(unknown[0], RUN_CONFIG)}")
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
         given = {key.replace("-", "_"): value for key, value in context.run_config.items() if value != ""}
-        options = settings | {key: value for key, value in given.items() if key in SETTINGS}
+        options = settings | {key: value for key, value in given.items() if key in RUN_CONFIG}
         rounds, timeout = int(options.pop("num_rounds", ROUNDS)), float(options.pop("timeout", TIMEOUT))
         arrays, untrained = model_arrays(module := model())
         strategy = make_strategy(untrained, options)
@@ -73,13 +74,6 @@ def server_app(
         )
 
     return app
-
-
-def check_names(settings: dict[str, Any], where: str) -> None:
-    """Raise `UsageError` if a setting is unknown."""
-    for name in settings:
-        if name not in SETTINGS:
-            raise UsageError(f"{where} has no setting {name!r}; {nearest(name, SETTINGS)}")
 
 
 def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:

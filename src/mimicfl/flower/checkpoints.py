@@ -152,7 +152,7 @@ def rollback(path: str | Path, to: int | None = None) -> int:
         rows = folder.rows_of(saved[1])
         with replacing(folder.path / "checkpoint.safetensors") as partial:
             shutil.copyfile(kept.history / f"{to}.safetensors", partial)
-        (folder.path / "final.safetensors").unlink(missing_ok=True)
+        folder.reopen()
         folder.keep_rows(rows)
         for later in rounds:
             if later > to:

@@ -1,4 +1,4 @@
-"""Time for the round loop: the machine's clock on a network, simulated time in an in-process federation."""
+"""Time for the round loop: the machine's clock on a network, virtual time in an in-process federation."""
 
 import itertools
 import math
@@ -28,10 +28,10 @@ class Clock:
         return left > 0
 
 
-class SimulatedClock(Clock):
-    """Simulated time: it passes only while the server waits, and jumps to the next event or to the deadline.
+class VirtualClock(Clock):
+    """Virtual time: it passes only while the server waits, and jumps to the next event or to the deadline.
 
-    Training takes no simulated time, so a client misses a deadline only if its reply is delayed or never sent, even on a busy
+    Training takes no virtual time, so a client misses a deadline only if its reply is delayed or never sent, even on a busy
     machine. Waiting for a deadline takes no real time.
     """
 

@@ -1,6 +1,6 @@
 """Flower's in-memory SuperLink with its clients in this process: the real grid and messages, no Ray, no network.
 
-For tests, for trying an app, and for small availability studies. Deadlines are in simulated time, see `clock.py`. This module
+For tests, for trying an app, and for small availability studies. Deadlines are in virtual time, see `clock.py`. This module
 uses internals of Flower's simulation, so the `flower` extra bounds the version of flwr.
 """
 
@@ -36,7 +36,7 @@ from flwr.superlink.grid import InMemoryGrid
 
 from ..errors import UsageError, integer
 from .client import hello
-from .clock import SimulatedClock
+from .clock import VirtualClock
 from .wire import MIMICFL, read_config
 
 log = logging.getLogger("flwr")
@@ -44,7 +44,7 @@ log = logging.getLogger("flwr")
 
 @dataclass(frozen=True)
 class Delayed:
-    """A reply that arrives after a number of simulated seconds."""
+    """A reply that arrives after a number of virtual seconds."""
 
     reply: Message
     seconds: float
@@ -54,11 +54,11 @@ Handler = Callable[[int, Message, Context], Message | Delayed | None]
 
 
 class InProcessGrid(InMemoryGrid):
-    """Flower's in-memory grid in simulated time; clients start training when a message is pushed, and pulling waits for them."""
+    """Flower's in-memory grid in virtual time; clients start training when a message is pushed, and pulling waits for them."""
 
     def __init__(self, factory: LinkStateFactory, reply: Callable[[int, Message], Message | Delayed | None]) -> None:
         super().__init__(factory)
-        self.clock, self.reply = SimulatedClock(), reply
+        self.clock, self.reply = VirtualClock(), reply
         self.pool: ThreadPoolExecutor | None = None
         self.workers = 1
         self.queue: deque[Message] = deque()  # messages whose clients have not started yet
@@ -116,7 +116,7 @@ class InProcessGrid(InMemoryGrid):
             self.state.store_message_res(reply)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        """For Flower's own round loop; its timeout is in simulated time as well."""
+        """For Flower's own round loop; its timeout is in virtual time as well."""
         missing = set(self.push_messages(messages))
         deadline = self.clock.now() + (math.inf if timeout is None else timeout)
         replies: list[Message] = []
@@ -170,7 +170,7 @@ class Federation:
         self.state.deactivate_node(node)
 
     @property
-    def clock(self) -> SimulatedClock:
+    def clock(self) -> VirtualClock:
         return self.grid.clock
 
     @contextlib.contextmanager

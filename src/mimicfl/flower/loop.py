@@ -106,8 +106,8 @@ class Loop(Exchange):
         else:
             self._save()  # from the start, since clients store their state under this experiment's id
         s.form.experiment = self.log.experiment
-        if self.log.t < num_rounds:
-            self.log.reopen()
+        if self.log.folder is not None and self.log.t < num_rounds:
+            self.log.folder.reopen()
         self.first = self.log.t
         self.arrays = s.hand_out()
         self.result.arrays = s.evaluated(self.arrays)
@@ -151,13 +151,11 @@ class Loop(Exchange):
         current = self.round
         rows = {client: s.form.row(client) for client in current.updates}
         row = current.row(rows, self.log, trait(s.algorithm, "uploads"))
-        row |= {"stopped": True} if s.callbacks.measure(row, self._info) else {}
-        self.log.append(row)
+        s.callbacks.record(row, self._info, self.log.append)
         self._save_if_due()
         log.info("%s", log_line(row, num_rounds))
         if self.stopped:
             log.info("a callback stopped the run after round %s", t + 1)
-        s.callbacks.notify(row, self._info)
         s.failures.note(row)
 
     @property

@@ -52,8 +52,3 @@ class RunLog(Recorder):
 
     def finish(self, w: Tensor, buffers: dict[str, Tensor]) -> None:
         self.save("final", {"params": w} | {f"buffer.{name}": value for name, value in buffers.items()}, {"clients": json.dumps([])})
-
-    def reopen(self) -> None:
-        """Remove the final model of a finished federation, which will now run for more rounds."""
-        if self.folder is not None:
-            (self.folder.path / "final.safetensors").unlink(missing_ok=True)

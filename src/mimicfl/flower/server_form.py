@@ -111,16 +111,15 @@ class ServerForm:
         return self._rows[client]
 
     def rename(self, client: str, new_id: str) -> None:
-        """Give the row of a client that has never been aggregated to `new_id`, unless that id has a row already."""
+        """Give the row of a client to `new_id`. If that id has a row already, this one is free for the next client.
+
+        A free row keeps what it holds, as if its client were absent: sums over all rows count it until another client's update replaces it.
+        """
         if client in self._rows and new_id not in self._rows:
             self._rows[new_id] = row = self._rows.pop(client)
             self.clients[row] = new_id
         elif client in self._rows:
-            row = self._rows.pop(client)
-            self.clients[row] = ""
-            for memory in vars(self.server.state).values():
-                if isinstance(memory, ClientMemory):
-                    memory[[row]] = torch.zeros(1, memory.d, dtype=memory.dtype)
+            self.clients[self._rows.pop(client)] = ""
 
     def take_over(self, departed: str, client: str) -> None:
         """Give a client what is stored for a departed one. If it has a row of its own, that gets the sum of both corrections."""

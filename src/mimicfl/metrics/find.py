@@ -11,6 +11,11 @@ MOST_FOLDERS, DEEPEST = 100_000, 32
 _REMEDY = "give the folder that holds the runs, such as runs/demo"
 
 
+def is_finished(path: Path) -> bool:
+    """Does the run folder hold a result? It is written last."""
+    return (path / "final.safetensors").exists()
+
+
 def config_files(path: Path) -> list[Path]:
     """The run folders at or below `path`, sorted.
 

@@ -17,6 +17,7 @@ from ..display import curves, schedule_picture, table
 from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
+from .columns import head, primary
 from .curves import first_to_reach
 from .rows import Row
 from .store import RunFolder
@@ -46,7 +47,7 @@ class History:
     config: dict[str, Any] = field(default_factory=dict, repr=False)
     template: nn.Module | Callable[[], nn.Module] | None = field(default=None, repr=False)  # or a function that creates it
     fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)  # empty in records and in runs of earlier versions
-    environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions and hardware, where read from disk
+    environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions, hardware and engine, where read from disk
     directions: dict[str, bool] = field(default_factory=dict, repr=False)  # of the task's metrics, by column: is a larger value better?
     params_round: int = -1  # number of rounds in `params`; less than all rows if an unfinished run was read between two checkpoints
 
@@ -65,13 +66,13 @@ class History:
         metric, xs, ys = self.curve()
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
-        chart = curves([(repr(self), "", xs, ys)], "model uploads", metric.replace("_", " "))
+        chart = curves([(repr(self), "", xs, ys)], "model uploads", head(metric))
         schedule = schedule_picture(self.active) if self.rows and self.num_clients else ""
         return f"<code>{html.escape(repr(self))}</code>{table([], facts)}{chart}{schedule}"
 
     def curve(self) -> tuple[str, list[int], list[float]]:
-        """The name of the main metric (accuracy if there is one, else test loss), the uploads of its rounds and its values."""
-        metric = "test_accuracy" if self.last("test_accuracy") is not None else "test_loss"
+        """The main metric: its column, the uploads of the rounds in which it was measured, and its values."""
+        metric = primary({column: self.last(column) for row in self.rows[-1:] for column in row}, self.config) or "test_loss"
         rows = [row for row in self.rows if row.get(metric) is not None]
         return metric, [row["uploads"] for row in rows], [row[metric] for row in rows]
 
@@ -128,14 +129,14 @@ class History:
         return pandas.DataFrame(self.rows).set_index("round")
 
     def plot(self) -> "Figure":
-        """Plot accuracy (or test loss) against model uploads as a matplotlib figure. `mimicfl report` compares several runs."""
+        """Plot the main metric against model uploads as a matplotlib figure. `mimicfl report` compares several runs."""
         from matplotlib.figure import Figure
 
         metric, uploads, values = self.curve()
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.add_subplot()
         axes.plot(uploads, values, label=str(self.config.get("algorithm", "")))
-        axes.set(xlabel="model uploads", ylabel=metric.replace("_", " "), title=str(self.config.get("availability", "")))
+        axes.set(xlabel="model uploads", ylabel=head(metric), title=str(self.config.get("availability", "")))
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.legend(frameon=False)
         return figure
@@ -163,7 +164,7 @@ def read(folder: RunFolder) -> History:
         buffers={key.removeprefix("buffer."): value for key, value in tensors.items() if key.startswith("buffer.")},
         config=folder.config,
         fingerprint=Fingerprint.from_json(facts.get("run", "")),
-        environment=folder.environment(),
+        environment=folder.environment() | {"engine": facts.get("engine", "")},
         directions=_directions(facts.get("directions", "{}")),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )

@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UsageError
 from ..settings import NOT_IN_RESULT, with_added_later
 from .columns import primary
-from .find import config_files
+from .find import config_files, is_finished
 from .lock import is_locked
 
 TAIL = 1 << 18  # bytes at the end of rows.jsonl that are searched for the last values
@@ -62,7 +62,7 @@ def listed(path: Path) -> Listed:
 
 def state_of(path: Path) -> str:
     """Of a run folder that can be read: finished, running (a process holds its lock) or interrupted."""
-    return "finished" if (path / "final.safetensors").exists() else "running" if is_locked(path) else "interrupted"
+    return "finished" if is_finished(path) else "running" if is_locked(path) else "interrupted"
 
 
 def differing(runs: list[Listed]) -> list[str]:

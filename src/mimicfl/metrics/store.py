@@ -25,12 +25,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import UsageError
-from ..files import explained, explained_reading, make_folder, remove_leftovers, write_tensors, write_text
+from ..files import explained, make_folder, remove_leftovers, write_tensors, write_text
 from ..fingerprint import digest
 from ..settings import NOT_IN_RESULT, check_kept, defaults
 from ..toml import dumps
 from .environment import continued, environment
-from .find import config_files
+from .find import config_files, is_finished
 from .lock import lock_folder
 from .rows import Row, RowsFile, number_of_rounds
 
@@ -89,8 +89,11 @@ class RunFolder:
         given = tomllib.loads(dumps(config))
         lengths = {key: given[key] for key in LENGTHS if key in given}
         self._write_config({key: value for key, value in self.config.items() if key not in LENGTHS} | lengths)
-        if self.finished:
-            (self.path / "final.safetensors").unlink()
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Remove the result of a finished run, which will now run for more rounds or again."""
+        (self.path / "final.safetensors").unlink(missing_ok=True)
 
     def _write_config(self, config: dict[str, Any]) -> None:
         text = dumps(config)
@@ -114,7 +117,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "final.safetensors").exists()
+        return is_finished(self.path)
 
     def environment(self) -> dict[str, Any]:
         file = self.path / "env.json"
@@ -171,8 +174,10 @@ def as_folder(path: Any) -> Path:
     """Convert a folder given by the user to a path; raises `UsageError` if it cannot be one."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or isinstance(text, bytes) or "\0" in text:
         raise UsageError(f"a run folder must be a path such as 'runs/first', got {path!r}")
-    with explained_reading(Path(text)):
+    try:
         (Path(text) / "config.toml").exists()  # fails if the name is too long or permission is missing
+    except OSError as error:
+        raise UsageError(f"{text[:200]} cannot be read: {error.strerror or error}") from None
     return Path(text)
 
 

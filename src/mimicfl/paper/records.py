@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..files import explained, make_folder, write_text
 from ..metrics.environment import THEN
 from ..metrics.history import History
+from ..metrics.history import read as read_run
 from ..metrics.rows import Row
 from ..metrics.store import RunFolder
 from ..settings import NOT_IN_RESULT, Experiment, from_dict
@@ -27,26 +28,19 @@ AUTOTUNED_VERSIONS = ("0.1.0",)  # versions in which the compiler timed several 
 
 def keep(folder: RunFolder, into: Path) -> Path:
     """Write a finished run folder as one record, replacing an existing record of the run."""
-    found = folder.load("final")
-    if found is None:
+    if not folder.finished:
         raise UsageError(f"{folder.path} is not finished; only finished runs can be recorded")
-    facts = found[1]
-    rows = folder.rows_of(facts)
+    run = read_run(folder)
     experiment = from_dict(folder.config, str(folder.path))
     record = {
         "format": FORMAT,
         "settings": {key: value for key, value in experiment.to_dict().items() if value not in (None, []) and key not in LEFT_OUT},
-        "environment": made_with(folder, facts),
-        "rows": {name: [short(name, row.get(name)) for row in rows] for name in COLUMNS},
+        "environment": run.environment,
+        "rows": {name: [short(name, row.get(name)) for row in run.rows] for name in COLUMNS},
     }
     target = prepare(into) / f"{experiment.name}.json"
     write_text(target, _lines(record))
     return target
-
-
-def made_with(folder: RunFolder, facts: dict[str, str]) -> dict[str, Any]:
-    """Versions, hardware and engine of a finished run; `facts` is the metadata of its result."""
-    return folder.environment() | {"engine": facts.get("engine", "")}
 
 
 def prepare(folder: Path) -> Path:

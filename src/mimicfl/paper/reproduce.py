@@ -13,6 +13,7 @@ from .. import algorithms, participation
 from ..errors import Diverged, Paused, UsageError, nearest, number
 from ..experiments.build import load_data
 from ..experiments.execute import Notice, Plan, Progress, run_plan
+from ..metrics.find import is_finished
 from ..metrics.history import History, read
 from ..metrics.rows import Row
 from ..metrics.store import RunFolder
@@ -20,7 +21,7 @@ from ..participation.run_schedule import run_schedule
 from ..problem import find_device
 from ..registry import parse
 from ..settings import Experiment, device_kind, from_dict
-from .records import COLUMNS, Records, keep, made_with, prepare, short
+from .records import COLUMNS, Records, keep, prepare, short
 from .study import Study
 
 # Fixed lanes, so that the result of a run does not depend on the other runs on the GPU.
@@ -202,15 +203,14 @@ def compare_with_records(plan: Plan, out: Path, records: Records) -> list[Again]
     """Compare every repeated run with its record."""
     found = []
     for name, e in plan.items():
-        if (before := records.get(e.id)) is not None and (out / name / "final.safetensors").exists():
+        if (before := records.get(e.id)) is not None and is_finished(out / name):
             folder = RunFolder(out / name)
             if from_dict(folder.config).id != e.id:
                 raise UsageError(f"{folder.path} holds a different run; give --again a separate folder with --out")
-            old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, read(folder).rows))
-            final = folder.load("final")
-            assert final is not None
+            run = read(folder)
+            old, new = ([{c: short(c, row.get(c)) for c in COLUMNS} for row in rows] for rows in (before.rows, run.rows))
             then = before.environment | {"device": device_kind(str(before.config["device"]))}
-            now = made_with(folder, final[1]) | {"device": device_kind(e.device)}
+            now = run.environment | {"device": device_kind(e.device)}
             found.append(Again(name, old, new, _environment_changes(then, now)))
     return found
 

@@ -110,8 +110,8 @@ def _parts(label: str) -> Markup:
 
 
 def _breakable(word: str) -> Markup:
-    """A spec such as `cyclic:period=20,on=4`, whose lines break after its separators."""
-    return Markup(re.sub(r"([,:])(?=\S)", r"\1<wbr>", str(escape(word))))
+    """A spec such as `cyclic:period=20,on=4`, whose lines break after its separators, but not inside brackets."""
+    return Markup(re.sub(r"([,:])(?=\S)(?![^[\]]*\])", r"\1<wbr>", str(escape(word))))
 
 
 def _visible_text(value: Any) -> Any:

@@ -161,15 +161,16 @@ class Run:
                 raise Diverged(f"the model's values are too large for its number format in round {self.t}")
         if self.diagnosis is not None:
             row["diagnosis"], self.diagnosis = self.diagnosis, None
-        if self.callbacks.measure(row, self._round_info):
-            last = self.evaluated()  # the last model always is
-            row |= {**scored(last), **self._client_columns(last, clients), "stopped": True}
-        self.recorder.append(row)
-        self.callbacks.notify(row, self._round_info)
+        self.callbacks.record(row, self._round_info, self.recorder.append, lambda: self._last_columns(clients))
         self.end_where_stopped()
         if self.checkpoints is not None:
             self.checkpoints.save_if_due(together)
         return row
+
+    def _last_columns(self, active: list[int]) -> Row:
+        """The evaluation of the last model, which always is evaluated."""
+        score = self.evaluated()
+        return scored(score) | self._client_columns(score, active)
 
     def _client_columns(self, score: Score | None, active: list[int]) -> dict[str, float | None]:
         """The metric on the clients' own test samples, by participation up to this round; nothing where it is not measured."""

@@ -38,7 +38,7 @@ class Diurnal(Pattern):
     median      of the intervals, in seconds
     sigma       standard deviation of the logarithm of the intervals
     longest     no interval is longer, in seconds
-    swing       how much the rate of new intervals varies over the day: 0 not at all, close to 1 almost to zero
+    amplitude   how much the rate of new intervals varies over the day: 0 not at all, close to 1 almost to zero
     hour        hour of the day at which new intervals are most frequent
     when        available at the `start` of a round, or `throughout` it
     """
@@ -50,14 +50,14 @@ class Diurnal(Pattern):
     median: float = 140.0
     sigma: float = 2.8
     longest: float = 43_200.0
-    swing: float = 0.7
+    amplitude: float = 0.7
     hour: float = 0.5
     when: str = "start"
 
     def __post_init__(self) -> None:
         for name in ("round", "median", "longest"):
             number(name, getattr(self, name), low=0, open_low=True)
-        probability("mean", self.mean), probability("never", self.never), unit_interval("swing", self.swing)
+        probability("mean", self.mean), probability("never", self.never), unit_interval("amplitude", self.amplitude)
         number("sigma", self.sigma, low=0, high=10), number("spread", self.spread, low=0, high=1), number("hour", self.hour, low=0, high=24)
         one_of("when", self.when, ["start", "throughout"])
         if self.mean > 1 - self.never:
@@ -134,14 +134,14 @@ class Diurnal(Pattern):
         return float(self._lengths((np.arange(10_000) + 0.5) / 10_000).mean())
 
     def _passed(self, t: np.ndarray) -> np.ndarray:
-        """The integral of the daily rate 1 + swing cos(omega (t - peak)) up to t."""
+        """The integral of the daily rate 1 + amplitude cos(omega (t - peak)) up to t."""
         peak = 3600 * self.hour
-        return np.asarray(t + self.swing / OMEGA * (np.sin(OMEGA * (t - peak)) + np.sin(OMEGA * peak)))
+        return np.asarray(t + self.amplitude / OMEGA * (np.sin(OMEGA * (t - peak)) + np.sin(OMEGA * peak)))
 
     def _after(self, now: np.ndarray, wait: np.ndarray) -> np.ndarray:
         """The time at which the daily rate has accumulated to `wait` since `now`, by bisection."""
         target = self._passed(now) + wait
-        low, high = target - 2 * self.swing / OMEGA - 1, target + 2 * self.swing / OMEGA + 1
+        low, high = target - 2 * self.amplitude / OMEGA - 1, target + 2 * self.amplitude / OMEGA + 1
         for _ in range(50):
             middle = (low + high) / 2
             early = self._passed(middle) < target
@@ -170,7 +170,7 @@ def fit(trace: Trace, seconds: float = 270.0) -> Diurnal:
     # wave of an interval that begins at 0 leaves the wave of the starts.
     wave = np.sum(np.exp(1j * OMEGA * start) * (np.exp(1j * OMEGA * length) - 1) / (1j * OMEGA) * share / length) / share.sum()
     smoothed = np.mean((np.exp(1j * OMEGA * length) - 1) / (1j * OMEGA)) / length.mean()
-    swing = 2 * wave / smoothed
+    amplitude = 2 * wave / smoothed
     found = {
         "mean": duty.mean(),
         "never": (duty == 0).mean(),
@@ -178,8 +178,8 @@ def fit(trace: Trace, seconds: float = 270.0) -> Diurnal:
         "median": np.exp(np.median(log)),
         "sigma": log.std(),
         "longest": max(length.max(), 2 * np.exp(np.median(log))),
-        "swing": min(abs(swing), 0.95),
-        "hour": np.angle(swing) / OMEGA / 3600 % 24,
+        "amplitude": min(abs(amplitude), 0.95),
+        "hour": np.angle(amplitude) / OMEGA / 3600 % 24,
     }
     rounded: dict[str, Any] = {name: float(f"{value:.3g}") for name, value in found.items()}
     return Diurnal(round=seconds, **rounded)

@@ -14,8 +14,8 @@ const text = (value) => { const node = document.createElement("span"); node.text
 const short = (v) => (Math.abs(v) >= 1e5 || (v !== 0 && Math.abs(v) < 1e-3)) ? v.toExponential(1) : String(+v.toPrecision(4));
 const cut = (words, most) => (words.length > most ? words.slice(0, most - 1) + "…" : words);
 
-// A name that may break after the separators of a spec, as in `label-correlated:classes=[0,1],rare=0.02`.
-const named = (value) => text(value).replace(/[,:](?=\S)/g, "$&<wbr>");
+// A name that may break after the separators of a spec, but not inside brackets, as in `label-correlated:classes=[0,1],rare=0.02`.
+const named = (value) => text(value).replace(/[,:](?=\S)(?![^[\]]*\])/g, "$&<wbr>");
 
 // Ticks at round numbers: multiples of 1, 2 or 5 times a power of ten; on a log scale, powers of ten and their 2- and 5-fold. `whole`: integers.
 function ticks(low, high, count, log, whole) {
@@ -150,7 +150,7 @@ function hover(view, panel, f, metric, axis) {
     const x = rows[0].g.x[rows[0].k];
     cursor.setAttribute("x1", f.X(x)); cursor.setAttribute("x2", f.X(x)); cursor.setAttribute("visibility", "visible");
     showTip(event, `<b>${text(DATA.axes[axis])}: ${short(x)}</b>` + rows.slice(0, 14).map(({ g, k }) =>
-      `${swatchOf(g)}${text(g.name)}${g.noted ? ` <small>${text(g.noted)}</small>` : ""} ${show(g.y[k])}${g.s[k] ? " ± " + show(g.s[k]) : ""}<br>`).join(""));
+      `${swatchOf(g)}${named(g.name)}${g.noted ? ` <small>${text(g.noted)}</small>` : ""} <span class="value">${show(g.y[k])}${g.s[k] ? " ± " + show(g.s[k]) : ""}</span><br>`).join(""));
   };
   view.onpointermove = (event) => {
     if (from === null) return values(event);

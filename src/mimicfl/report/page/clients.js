@@ -11,7 +11,7 @@ function drawAvailability() {
   canvas.width = w * s.rounds; canvas.height = h * s.clients;
   canvas.style.width = 2 * s.rounds > room ? "" : "100%"; canvas.style.height = canvas.height + "px";
   const pen = canvas.getContext("2d");
-  pen.fillStyle = css("--absent"); pen.fillRect(0, 0, canvas.width, canvas.height);
+  pen.clearRect(0, 0, canvas.width, canvas.height);
   pen.fillStyle = css("--present");
   s.active.forEach((clients, t) => clients.forEach((i) => pen.fillRect(t * w, i * h, w - (w > 3), h - (h > 3))));
   canvas.onmousemove = (event) => {

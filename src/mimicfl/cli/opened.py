@@ -1,0 +1,81 @@
+"""The files that are opened while a sweep is prepared, from the audit events of the interpreter: plugins may read files."""
+
+import os
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from ..fingerprint.installed import is_installed
+
+OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/")  # these change without a new time stamp
+COMPRESSED = (".gz", ".bz2", ".xz")  # NumPy reads `x.csv.gz` where a plugin names `x.csv`, if only the former exists
+Stamp = list[int]
+WRITES = os.O_WRONLY | os.O_RDWR
+PACKAGE = Path(__file__).parent.parent
+IMPORTS = "<frozen importlib"
+_current: "Opened | None" = None
+
+
+class Opened:
+    """Records the files that are opened within `with`, but for those of the runs.
+
+    `code`: the source files of the plugins; `target`: the folder of the runs.
+    """
+
+    def __init__(self, code: Collection[str], target: Path) -> None:
+        self.target = str(target.absolute())
+        self.code, self.read, self.doubtful = frozenset(code), dict[str, Stamp](), False
+
+    def __enter__(self) -> "Opened":
+        global _current
+        if not _hooked:
+            sys.addaudithook(_hear)  # it stays for the rest of the process
+            _hooked.append(True)
+        _current = self
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        global _current
+        _current = None
+
+    def note(self, name: str, writes: bool) -> None:
+        """A file that is about to be opened. What is edited after it was read has another stamp in the end."""
+        frame = sys._getframe(2)
+        if frame.f_code.co_filename.startswith(IMPORTS) or name in self.code or Path(name).is_relative_to(PACKAGE):
+            return  # code, which is compared by its content
+        try:
+            now = None if writes or name.startswith(OF_THE_SYSTEM) else stamp(Path(name))
+        except OSError:  # it does not exist
+            now = None
+        if now is None:
+            self.doubtful |= self._by_plugin(frame)
+        elif self._by_plugin(frame) or not (is_installed(name) or Path(name).is_relative_to(self.target)):
+            self.doubtful |= self.read.setdefault(name, now) != now or name.endswith(COMPRESSED)
+
+    def _by_plugin(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            if os.path.realpath(frame.f_code.co_filename) in self.code:
+                return True
+            frame = frame.f_back
+        return False
+
+    def files(self) -> dict[str, Stamp] | None:
+        """The files that plugins may have read, besides their code, as they were then; None if they depend on more."""
+        return None if self.doubtful else self.read
+
+
+def stamp(file: Path) -> Stamp:
+    found = file.stat()
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # the last one cannot be set back after an edit
+
+
+_hooked: list[bool] = []
+
+
+def _hear(event: str, details: tuple[Any, ...]) -> None:
+    if event == "open" and _current is not None and isinstance(details[0], (str, bytes, os.PathLike)):
+        mode, flags = details[1], details[2]
+        writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(isinstance(flags, int) and flags & WRITES)
+        _current.note(os.path.abspath(os.fsdecode(details[0])), writes)
