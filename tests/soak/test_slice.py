@@ -6,7 +6,7 @@ from soak import table
 from soak.parts import PARTS
 from soak.runner import run
 
-TRIALS = {"command lines": 20, "API calls": 60, "engine comparisons": 5, "kills": 2, "long runs": 2}
+TRIALS = {"command lines": 40, "API calls": 120, "engine comparisons": 10, "kills": 2, "long runs": 2}
 
 
 def test_every_part_has_trials_in_the_test_suite():
