@@ -61,8 +61,8 @@ class ProximalState(SteerState):
 class Proximal(mf.FedSteer):
     """FedSteer whose local steps are pulled back to w_t by mu (w - w_t), mu = 1 / (eta_L reach), as in FedProx.
 
-    A client then moves as far as `reach` steps would take it, however many it takes. g / kappa is its mean gradient with weights that
-    favour the last steps, kappa = reach (1 - (1 - 1/reach)^K). `share` of the shift acts. As reach grows, it becomes FedSteer.
+    A client then moves at most as far as `reach` steps would take it. g / kappa is its mean gradient with weights that favour the last
+    steps, kappa = reach (1 - (1 - 1/reach)^K). `share` of the shift acts. As reach grows, it becomes FedSteer.
     """
 
     reach: float = 100.0

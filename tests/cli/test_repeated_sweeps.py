@@ -149,6 +149,8 @@ def test_a_module_that_was_imported_earlier_is_doubtful(sweep, monkeypatch):
         "import mimicfl as mf\nx = mf.datasets.load_file(name)",
         "from mimicfl.paper import records",
         "from mimicfl import metrics",
+        "import torch\nx = torch.jit.load(name)",  # opens its file outside of Python
+        "import torch\nx = torch.export.load(name)",
     ],
 )
 def test_doubtful_code_has_no_memo(text):
@@ -175,6 +177,8 @@ def test_doubtful_code_has_no_memo(text):
         "x = 'values.csv'",
         "import json\nx = json.load(file)",
         "import torch\nx = torch.load(name)",
+        "import io\nx = io.FileIO(name)",
+        "import io\nx = io.open_code(name)",
     ],
 )
 def test_files_that_python_opens_are_recorded_when_they_are_read(text):
@@ -383,7 +387,7 @@ def test_a_file_that_was_edited_after_it_was_read_is_noticed():
         (run / name).write_text("1")
     for edited in (False, True):
         memo = Memo(Path("runs/memo.json"), "key", Code(reads=True))
-        with memo.watch() as opened:
+        with memo.recording() as opened:
             Path("a.txt").read_text()
         time.sleep(0.02)  # the system's clock for files has steps of some milliseconds
         Path("a.txt").write_text("2") if edited else None

@@ -171,6 +171,7 @@ class PartlyFrozen(nn.Module):
 CHANGES = {
     "counted": lambda weight: weight.detach().mul_(3),
     "uncounted": lambda weight: weight.data.mul_(3),
+    "one number": lambda weight: weight.data[3, 5].add_(1),
     "assigned": lambda weight: setattr(weight, "data", 3 * weight.data),
 }
 

@@ -70,4 +70,6 @@ def test_a_custom_metric_says_its_direction_in_memory_on_disk_and_to_callbacks(t
 def test_the_curve_is_that_of_the_main_metric():
     rows = [{"uploads": 1, "clients": [], "test_accuracy": None, "test_loss": 2.0, "test_rmse": 1.5}]
     assert mf.History(rows, torch.empty(0), 1, config={"metrics": "rmse"}).curve() == ("test_rmse", [1], [1.5])
+    rows.append({"uploads": 2, "clients": [], "test_accuracy": None, "test_loss": None})  # not evaluated, as in interrupted runs
+    assert mf.History(rows, torch.empty(0), 1, config={"metrics": "rmse"}).curve() == ("test_rmse", [1], [1.5])
     assert mf.History(rows, torch.empty(0), 1).curve() == ("test_loss", [1], [2.0])

@@ -54,7 +54,7 @@ class Memo:
         key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
         return cls(target / NAME, key, code if code and certain else Code(), frozenset(sys.modules), certain)
 
-    def watch(self) -> Opened:
+    def recording(self) -> Opened:
         """Records what is read within `with`; plugins are imported and runs prepared there."""
         return Opened(self.code.files, self.file.parent)
 

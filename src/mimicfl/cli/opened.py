@@ -75,7 +75,8 @@ _hooked: list[bool] = []
 
 
 def _hear(event: str, details: tuple[Any, ...]) -> None:
-    if event == "open" and _current is not None and isinstance(details[0], (str, bytes, os.PathLike)):
+    current = _current  # another thread may end the recording meanwhile
+    if event == "open" and current is not None and isinstance(details[0], (str, bytes, os.PathLike)):
         mode, flags = details[1], details[2]
         writes = any(c in mode for c in "wax+") if isinstance(mode, str) else bool(isinstance(flags, int) and flags & WRITES)
-        _current.note(os.path.abspath(os.fsdecode(details[0])), writes)
+        current.note(os.path.abspath(os.fsdecode(details[0])), writes)

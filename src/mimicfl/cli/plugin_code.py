@@ -32,15 +32,15 @@ BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that 
 # Built-in functions; `model.eval()` and `re.compile` are harmless.
 FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals vars")
 # Names by which code of these libraries reads files that Python opens, which is recorded.
-READS = _words("genfromtxt load loadtxt memmap open open_memmap read_bytes read_text")
+READS = _words("FileIO genfromtxt load loadtxt memmap open open_code open_memmap read_bytes read_text")
 READABLE = re.compile(r"[^\s:,=]*\.(csv|json|jsonl|npy|npz|pt|pth|toml|tsv|txt)")  # others may be read by libraries themselves
 # Names by which it reads other files, the environment, the clock or the machine.
 OUTSIDE = _words("""
     DataSource Explicit FileOpener FromFile FromTrace NpzFile PackageImporter PyTorchFileReader __builtins__ __dict__ __getattribute__
     __loader__ __spec__ __version__ argv attrgetter compare cpp_extension current_device cwd device_count environ environb exists
-    expanduser expandvars frame from_file fromfile fromregex get_device_capability get_device_name get_device_properties
+    expanduser expandvars export frame from_file fromfile fromregex get_device_capability get_device_name get_device_properties
     get_num_interop_threads get_num_threads getatime getctime getcwd getenv getmtime getsize get_type_hints glob home hub is_available
-    is_dir is_file is_symlink isdir isfile islink iterdir lexists listdir load_file load_inline load_library load_state_dict_from_url
+    is_dir is_file is_symlink isdir isfile islink iterdir jit lexists listdir load_file load_inline load_library load_state_dict_from_url
     load_url lstat make mem_get_info methodcaller read read_trace readlink rglob
     samefile scandir stat sweep walk
 """)

@@ -18,7 +18,7 @@ def sweep(arguments: argparse.Namespace, console: Console) -> None:
     memo = Memo.of(target, arguments.file, own, console, options)
     if memo.certain and not arguments.dry_run and memo.replay(console):
         return
-    with memo.watch() as opened:
+    with memo.recording() as opened:
         finished = _train(arguments, console, target, dict(own), memo)
     if finished is not None and memo == Memo.of(target, arguments.file, own, console, options):  # nothing was edited meanwhile
         memo.keep(*finished, opened)

@@ -177,7 +177,7 @@ class Reference:
             off = errors(engine.train([near])[0], self.trains.train([near])[0])
             agreed += torch.stack([each <= self.close for each in off.values()]).all(dim=0)
         if bool((agreed[kinks] < 2).any()):
-            raise Unsupported("its fast version differs a little from PyTorch for a client, at all parameters tried")
+            raise Unsupported("its fast version differs slightly from PyTorch for a client, at nearby parameters as well")
 
     def check_evaluation(self, engine: Engine) -> None:
         """Compare the test outputs with the module in evaluation mode, if the engine computes test outputs."""

@@ -22,7 +22,7 @@ from .trial import TRIAL_STEPS, Trial, make, seconds_per_step
 
 WORTH_IT = 2.0  # estimated seconds of plain training below which preparing another engine would only delay the run
 FAR_AHEAD = 10.0  # times as fast as plain: other engines are then rarely faster than native, and preparing them takes longer than it saves
-AGAIN = 2  # times that engines are measured again if plain seems to be the fastest
+AGAIN = 2  # how often engines are measured again, at most, if plain seems to be the fastest
 WORTH_COMPILING = 60.0  # seconds of training on the best engine below which compiling would only delay the run
 COMPILE = ("batched", "streams")  # the engines that can use a compiler
 Notice = Callable[[str], None]
@@ -170,7 +170,7 @@ def _fastest(runs: Sequence[TrainingRun], plain: PlainEngine, seconds: float) ->
             took[engine] = trial.seconds(engine)
         except Unsupported as reason:
             reasons.append(f"{name} cannot be used: {reason}")
-    for _ in range(AGAIN if len(took) > 1 else 0):  # other programs may have delayed the faster engine, which takes milliseconds only
+    for _ in range(AGAIN if len(took) > 1 else 0):  # another program may have delayed the faster engine
         if min(took, key=took.__getitem__) is plain:
             with contextlib.suppress(Unsupported):
                 took = {engine: min(before, _time(trial, engine)) for engine, before in took.items()}

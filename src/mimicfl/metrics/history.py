@@ -72,7 +72,8 @@ class History:
 
     def curve(self) -> tuple[str, list[int], list[float]]:
         """The main metric: its column, the uploads of the rounds in which it was measured, and its values."""
-        metric = primary({column: self.last(column) for row in self.rows[-1:] for column in row}, self.config) or "test_loss"
+        columns = dict.fromkeys(column for row in self.rows for column in row)  # a round that is not evaluated lacks some
+        metric = primary({column: self.last(column) for column in columns}, self.config) or "test_loss"
         rows = [row for row in self.rows if row.get(metric) is not None]
         return metric, [row["uploads"] for row in rows], [row[metric] for row in rows]
 

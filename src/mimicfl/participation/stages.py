@@ -14,7 +14,7 @@ NOBODY = np.empty(0, dtype=np.int64)
 
 @dataclass(frozen=True)
 class RoundClients:
-    """Which clients took part in one round, and which did not. `active` are the clients whose updates are aggregated."""
+    """Which clients participated in one round, and which did not. `active` are the clients whose updates are aggregated."""
 
     available: np.ndarray = field(default_factory=lambda: NOBODY)
     selected: np.ndarray = field(default_factory=lambda: NOBODY)

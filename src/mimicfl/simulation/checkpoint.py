@@ -152,7 +152,7 @@ def _difference(folder: RunFolder, config: dict[str, Any], parts: list[str], lon
     setting = differing_setting(folder, config, longer)
     if setting and not set(parts) <= set(OPTIONAL):
         return setting
-    verb = "differs" if len(parts) == 1 else "differ"
+    verb = "differs" if len(parts) == 1 and not parts[0].endswith(("weights", "rates")) else "differ"
     changed = "" if "source" in config or set(parts) <= set(OPTIONAL) else ": its code or files have changed"
     return f"the {' and the '.join(parts)} {verb}{changed}"
 

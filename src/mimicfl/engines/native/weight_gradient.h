@@ -1,7 +1,7 @@
 // ---- the gradient of a linear layer's weights -----------------------------------------------------------------------
 
-// dw[o][i] = sum over r of dy[r][o] x[r][i], in tiles of A outputs and B vectors of inputs that stay in registers. The matrices are read as
-// they lie: a library would copy one or both of them first. The last tiles overlap their neighbours and write the same numbers again.
+// dw[o][i] = sum over r of dy[r][o] x[r][i], in tiles of A outputs and B vectors of inputs that stay in registers. The matrices are read
+// in place: a library would copy one or both of them first. The last tiles overlap their neighbours and write the same numbers again.
 template <int A, int B>
 static void gradient_tile(const float* dy, const float* x, float* dw, int64_t rows, int64_t outputs, int64_t inputs, const int64_t* column) {
   v sum[A][B] = {};

@@ -97,10 +97,10 @@ class Crew:
         self._replace_ended()
         while len(self.processes) < count:
             self.processes.append(self._start())
-        self._carry_out(block, deque(jobs), self.processes[:count])
+        self._train_jobs(block, deque(jobs), self.processes[:count])
         return [each.collected() for each in results]
 
-    def _carry_out(self, block: int, waiting: deque[Job], free: list[Process]) -> None:
+    def _train_jobs(self, block: int, waiting: deque[Job], free: list[Process]) -> None:
         busy: dict[int, tuple[Process, Job]] = {}
         poll = select.poll()
 

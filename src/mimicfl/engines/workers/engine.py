@@ -23,7 +23,7 @@ from .crew import Crew
 from .layers import LossWithLayers, WithLayers, channels_last, compiled_workspace, takes_channels_last
 from .memory import Known, Round, index_of
 
-FEW = 64  # numbers of a frozen weight that are compared between rounds
+SUMMED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MOST_KNOWN = 256  # pairs of clients and settings that a crew shares, before those of earlier rounds are forgotten
 
 
@@ -107,19 +107,20 @@ def stamp(model: nn.Module, module: nn.Module, loss: Loss, known: Known) -> str:
     """Describe by value what workers share with this process, except for the trainable weights and buffers, which every round sends.
 
     `module` is the copy of `model` that trains; its classes may be mixed with ours. Data and frozen weights are described by how often they
-    were changed in place, since hashing them would take longer than a round; frozen weights also by where they lie and by a few of their
-    numbers, since changes of `weight.data` are not counted.
+    were changed in place, since hashing them would take longer than a round; frozen weights also by where they lie and by their sum, since
+    changes of `weight.data` are not counted.
     """
     values = Values(by_shape=[*weights_of(model), *weights_of(module)])
-    frozen = [[p._version, *_few(p)] for p in module.parameters() if not p.requires_grad]
+    frozen = [[p._version, *_sum(p)] for p in module.parameters() if not p.requires_grad]
     changes = [frozen, *([_versions(clients.x), _versions(clients.y)] for clients, _ in known)]
     return values.of([module, [type(layer) for layer in model.modules()], loss, [local for _, local in known], changes])
 
 
-def _few(weight: Tensor) -> list[object]:
+def _sum(weight: Tensor) -> list[object]:
+    """Where a weight lies, and the sum of its numbers, which takes one pass."""
     if weight.layout != torch.strided:
         return []
-    return [weight.data_ptr(), weight.detach().flatten()[:: max(1, weight.numel() // FEW)]]
+    return [weight.data_ptr(), float(weight.detach().sum(dtype=torch.float64))] if weight.dtype in SUMMED else [weight.data_ptr()]
 
 
 def _runs_own_code(request: TrainRequest) -> bool:

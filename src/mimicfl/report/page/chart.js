@@ -158,6 +158,7 @@ function hover(view, panel, f, metric, axis) {
     area.setAttribute("x", Math.min(from, px)); area.setAttribute("width", Math.abs(px - from)); area.setAttribute("visibility", "visible");
   };
   view.onpointerdown = (event) => {
+    if (event.button) return; // not the first button
     from = Math.min(Math.max(at(event), f.left), f.right);
     try { view.setPointerCapture(event.pointerId); } catch { /* a pointer that is already gone */ }
     hideTip();

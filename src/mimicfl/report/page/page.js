@@ -16,7 +16,7 @@ function update() {
   remember();
 }
 
-// How many values of settings are filtered out: the filters may be folded.
+// Which values of settings are filtered out: the filters may be folded.
 function notShown() {
   const off = DATA.settings.flatMap((key) => DATA.groups.map((g) => g.settings[key]).filter((v, k, all) => all.indexOf(v) === k && (state.off[key] || new Set()).has(v)));
   return off.length ? ` (not shown: ${off.join("; ")})` : "";

@@ -21,7 +21,7 @@ from .kinds import Call, Kind, Memory, at, fits, plain
 
 FEWEST_WEIGHTS = 8192
 FEWEST_PRODUCTS = 2**21  # of two numbers: for smaller matrices MKL takes less time per call
-# Sizes for which our own gradient of the weights is as fast as oneDNN's or faster. It reads the matrices as they lie; oneDNN's are copied.
+# Sizes for which our own gradient of the weights is as fast as oneDNN's or faster.
 MOST_ROWS, NARROW = 512, 128
 FEWEST_OUTPUTS, FEWEST_INPUTS = 24, 16  # a tile of the kernel
 KINDS: dict[str, Kind] = {}
