@@ -1,8 +1,8 @@
 """Linear layers through oneDNN on processors where PyTorch's default library uses half of their vector width.
 
 PyTorch multiplies float32 matrices with Intel's MKL, which keeps to 256-bit instructions on other makers' processors. oneDNN, which PyTorch
-uses for convolutions, takes the 512-bit ones wherever they exist. For the gradient of the weights it copies both matrices first, so with a
-few hundred rows a kernel of ours computes it.
+uses for convolutions, takes the 512-bit ones wherever they exist. For the gradient of the weights a matrix must be copied first, so
+with a few hundred rows a kernel of ours computes it.
 """
 
 from ctypes import c_int64, c_void_p
