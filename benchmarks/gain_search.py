@@ -55,6 +55,7 @@ def experiment(problem: str, key: str, rounds: int | None, device: str) -> Exper
     spec, _, average = algorithm.partition(" average=")
     own = {"algorithm": spec, "average": float(average or 0), "availability": PATTERNS[pattern], "seed": int(seed)}
     own |= {"rounds": rounds, "device": device}
+    own |= {"engine": "native"} if device.startswith("cuda") and problem != "cifar10" else {}
     return from_dict(settings | own | {"lr": f"geometric:{rate},{float(final) ** (1 / rounds):.6g}"}, key)
 
 

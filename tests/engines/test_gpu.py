@@ -101,4 +101,4 @@ print(run.params.double().sum().item().hex(), run.params.double().norm().item().
         monkeypatch.setattr("mimicfl.engines.select.Trial.seconds", lambda trial, engine: 3.0 if engine.name == "plain" else 1.0)
         notices = []
         mf.simulate(**digits, rounds=2, device="cuda", notice=notices.append)
-        assert re.match(r"engine (batched|streams): measured 3 times as fast as plain here", notices[0])
+        assert re.match(r"engine (native|batched|streams): measured 3 times as fast as plain here", notices[0])

@@ -125,6 +125,21 @@ def test_lanes_in_a_layout_equal_plain(local, monkeypatch):
     assert distance(ours, PlainEngine(model, clients, loss).train(requests)) < 1e-7
 
 
+def test_outputs_of_models_in_a_layout(monkeypatch):
+    """Lanes have an order of parameters of their own; models that are evaluated come in the order of the module."""
+    monkeypatch.setattr("mimicfl.engines.stacked.batched.engine.by_pieces", lambda *given: True)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.Tanh(), nn.Linear(3, 16))
+    model, clients = problem(net, "cpu", torch.float64)
+    engine, plain = BatchedEngine(model, clients, as_loss("cross-entropy")), PlainEngine(model, clients, as_loss("cross-entropy"))
+    assert engine.layout.to_lane.tolist() != sorted(engine.layout.to_lane.tolist())
+    w = torch.randn(2, plain.work.w.numel(), dtype=torch.float64)
+    found = engine.stack.outputs(w, {}, clients.x[:6])
+    for row in range(2):
+        plain.work.load(w[row], {})
+        torch.testing.assert_close(found[row], plain.work.module(clients.inputs(slice(6))).detach())
+
+
 SHAPES = [
     # clients, batch, channels in and out, height, width, kernel, stride, padding, dilation
     (2, 3, 16, 32, 8, 8, 3, 1, 1, 1),

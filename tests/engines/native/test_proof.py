@@ -1,6 +1,7 @@
 """The native engine refuses what it cannot compute exactly: losses, modes, inputs, shared parameters; and it gives the correct reason."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -133,6 +134,22 @@ class TestModes:
         monkeypatch.setattr(network, "trace", lambda module, shape: [layer for layer in trace(module, shape) if layer.kind != "relu"])
         with pytest.raises(Unsupported, match="disagrees with PyTorch"):
             native(model, problem((6,), 4))
+
+    @pytest.mark.parametrize(
+        ("wrong", "by", "accepted"),
+        [({0}, 0.01, True), ({0, 2}, 0.01, True), ({0, 1, 3}, 0.01, False), ({0, 1, 2, 3}, 0.01, False), ({0}, 0.3, False)],
+    )
+    def test_gradient_that_differs_at_a_kink_is_compared_at_other_weights(self, monkeypatch, wrong, by, accepted):
+        real, calls = Program.step, []
+
+        def step(program, *given):
+            g, loss = real(program, *given)
+            calls.append(1 + by * (len(calls) in wrong))
+            return g * calls[-1], loss
+
+        monkeypatch.setattr(Program, "step", step)
+        with nullcontext() if accepted else pytest.raises(Unsupported, match="disagrees with PyTorch"):
+            native(linear(), problem((6,), 4))
 
     def test_compared_rows_cover_all_classes_and_exceed_the_traced_batch(self):
         y = torch.zeros(1000, dtype=torch.long)

@@ -21,9 +21,13 @@ from ..torch_overrides import without_dropout
 from .trace import BATCH
 
 SPACED, CLASSES = 24, 40  # samples spread over the data, plus one from each of at most so many classes
-# Tolerances relative to the largest value. A wrong layer causes far larger errors, float32 rounding far smaller ones. The gradient has
-# a larger tolerance because rounding can make max pooling pick another pixel.
+# Tolerances relative to the largest value. A wrong layer causes far larger errors, float32 rounding far smaller ones.
 OUTPUTS, GRADIENT = 1e-4, 1e-3
+FLOOR = 1e-6  # the least value that an error is relative to
+# Where rounding decides which pixel max pooling picks, no two computations of a gradient agree. A gradient that differs by at most KINK is
+# compared at other parameters, and must agree at all but one of them; an error in the compiled code remains.
+KINK, OTHERS = 0.1, 3
+DISAGREES = "its compiled form disagrees with PyTorch on a test batch ({})"
 
 
 def loss_name(loss: Loss, data: Data) -> str:
@@ -80,7 +84,10 @@ def verify(program: Program, make: Callable[[nn.Module], Program], model: nn.Mod
     no_dropout = without_dropout(model, data.inputs(x, torch.float32))
     if no_dropout is not None:  # engines draw dropout masks differently, so training is compared without dropout
         program, model = make(no_dropout), no_dropout
-    _training(program, perturbed(model), clients, loss, rows)
+    if _gradient_error(program, perturbed(model), clients, loss, rows) > GRADIENT:
+        errors = [_gradient_error(program, perturbed(model, k), clients, loss, rows) for k in range(1, OTHERS + 1)]
+        if sum(error > GRADIENT for error in errors) > 1:
+            raise Unsupported(DISAGREES.format("gradient"))
 
 
 def _evaluation(program: Program, model: nn.Module, data: Data, samples: tuple[Tensor, ...]) -> None:
@@ -91,7 +98,9 @@ def _evaluation(program: Program, model: nn.Module, data: Data, samples: tuple[T
         _agree("outputs in evaluation mode", program.predict(flatten(model), program.pool(x), 1), exact, OUTPUTS)
 
 
-def _training(program: Program, model: nn.Module, clients: Clients, loss: Loss, rows: Tensor) -> None:
+def _gradient_error(program: Program, model: nn.Module, clients: Clients, loss: Loss, rows: Tensor) -> float:
+    """The largest error of the gradient in training mode, relative to its largest value. Raises `Unsupported` if the loss is wrong, or if
+    the error is larger than rounding at a kink can cause."""
     model.train()
     x, y = single(clients.x)[rows], single(clients.y)[rows]
     output = as_tensor(model(clients.data.inputs(x, torch.float32)))
@@ -100,13 +109,14 @@ def _training(program: Program, model: nn.Module, clients: Clients, loss: Loss, 
     exact = torch.cat([g.reshape(-1) for g in gradients])
     g, ours = program.step(flatten(model), program.pool(x), program.target(y))
     _agree("loss", ours, value.detach().reshape(1), OUTPUTS, floor=1.0)
-    _agree("gradient", g, exact, GRADIENT)
+    _agree("gradient", g, exact, KINK)
+    return float((g.to(exact.dtype) - exact).abs().max() / exact.abs().max().clamp_min(FLOOR))
 
 
-def _agree(what: str, ours: Tensor, exact: Tensor, tolerance: float, floor: float = 1e-6) -> None:
+def _agree(what: str, ours: Tensor, exact: Tensor, tolerance: float, floor: float = FLOOR) -> None:
     scale = float(exact.abs().max().clamp_min(floor))
     if ours.shape != exact.shape or not torch.allclose(ours.to(exact.dtype), exact, rtol=0, atol=tolerance * scale):
-        raise Unsupported(f"its compiled form disagrees with PyTorch on a test batch ({what})")
+        raise Unsupported(DISAGREES.format(what))
 
 
 def probe_rows(y: Tensor) -> np.ndarray:
@@ -117,10 +127,10 @@ def probe_rows(y: Tensor) -> np.ndarray:
     return np.resize(np.unique(rows), max(len(np.unique(rows)), BATCH + 1))
 
 
-def perturbed(model: nn.Module) -> nn.Module:
+def perturbed(model: nn.Module, k: int = 0) -> nn.Module:
     """Return a copy with perturbed weights, because zeros could hide an error."""
     model = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(number(0, "native check"))
+    generator = torch.Generator().manual_seed(number(0, "native check", k))
     with torch.no_grad():
         for p in trainable(model):
             fan_in = p[0].numel() if p.ndim > 1 else 4

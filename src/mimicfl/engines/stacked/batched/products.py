@@ -16,6 +16,7 @@ from .tiles import float_tile
 
 aten = torch.ops.aten
 SMALLEST = 32  # rows, columns and summed entries; libraries are as good for smaller matrices
+LARGEST = 2**30  # entries of a client's matrix: their addresses are 32-bit numbers
 ROWS, MOST_PLACES, MOST_ENTRIES = 64, 10_000, 1024  # of a client's embedding: rows per block, and what fits on the chip
 STAGES, DEPTH = 3, 32  # as in product.cu
 
@@ -98,7 +99,8 @@ def use_kernels(traced: GraphModule, m: int, precision: str) -> None:
 
 def _replace_product(node: Node) -> None:
     a, b = (_value(argument) for argument in node.args)
-    if a.dtype == torch.float32 and min(*a.shape[1:], b.shape[2]) >= SMALLEST:
+    rows, depth, columns = *a.shape[1:], b.shape[2]
+    if a.dtype == torch.float32 and min(rows, depth, columns) >= SMALLEST and max(rows, columns) * depth <= LARGEST:
         node.target = torch.ops.mimicfl.product.default
 
 

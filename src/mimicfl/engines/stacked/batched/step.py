@@ -108,7 +108,8 @@ class Stack:
         return x.to(torch.bfloat16) if self.half and x.is_floating_point() else x
 
     def outputs(self, w: Tensor, buffers: Packed, x: Samples) -> Tensor:
-        """Return the outputs [r, n, ...] of r models [r, d] in evaluation mode on the same stored samples."""
+        """Return the outputs [r, n, ...] of r models [r, d], in the order of the model, in evaluation mode on the same stored samples."""
+        w = w if self.layout is None else self.layout.arrange(w)
         inputs = self.data.inputs(x, self.dtype)
         key = torch.zeros((), dtype=torch.long, device=w.device)
 

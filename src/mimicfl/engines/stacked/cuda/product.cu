@@ -25,12 +25,15 @@ __device__ inline void arrived() { asm volatile("cp.async.wait_group %0;" ::"n"(
 template <int ROWS, int LIMIT, bool LAST, bool WIDE, int OUTER>
 __device__ inline void load(float* s, const float* g, int row0, int k0) {
     constexpr int WIDTH = WIDE ? 4 : 1, ACROSS = (LAST ? BK : ROWS) / WIDTH, COUNT = ROWS * BK / WIDTH;
-#pragma unroll 4
-    for (int c = threadIdx.x; c < COUNT; c += THREADS) {
+    constexpr int TURNS = (COUNT + THREADS - 1) / THREADS;
+#pragma unroll
+    for (int n = 0; n < TURNS; ++n) {
+        int c = n * THREADS + (int)threadIdx.x;
+        if (COUNT % THREADS && n == TURNS - 1 && c >= COUNT) break;
         int outer = c / ACROSS, inner = c % ACROSS * WIDTH;
         int row = row0 + (LAST ? outer : inner), k = k0 + (LAST ? inner : outer);
-        bool here = row < LIMIT && k < K;
-        const float* from = g + (LAST ? (long long)row * OUTER + k : (long long)k * OUTER + row);
+        bool here = (LIMIT % ROWS == 0 || row < LIMIT) && (K % BK == 0 || k < K);
+        const float* from = g + (LAST ? row * OUTER + k : k * OUTER + row);
         copy(s + outer * pitch(LAST, ROWS) + inner, here ? from : g, here, WIDE);
     }
 }
@@ -70,6 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) product(const float* a, co
 
     float acc[TM][TN][4] = {};
     for (int step = 0; step < STAGES - 1; ++step) fetch(step);
+#pragma unroll(STEPS <= 4 ? STEPS : 1)
     for (int step = 0; step < STEPS; ++step) {
         arrived();
         __syncthreads();
