@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..errors import UsageError, shown
+from ..metrics.recorder import Recorder
 from ..metrics.rows import RESERVED, Row
 
 
@@ -32,6 +33,14 @@ class RunInfo:
     folder: Path | None = None
     rows: Sequence[Row] = ()
     directions: Mapping[str, bool] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, recorder: Recorder, config: Mapping[str, Any], rounds: int, name: str = "", directions: Mapping[str, bool] | None = None
+    ) -> "RunInfo":
+        """The run of this recorder, as copies: a callback cannot change the run's settings or rows."""
+        folder = None if recorder.folder is None else recorder.folder.path
+        return cls(name, copied(config), rounds, folder, tuple(copied(recorder.rows)), dict(directions or {}))
 
 
 class RoundInfo:

@@ -15,7 +15,7 @@ from ..algorithms import trait
 from ..algorithms.finite import check_global_model
 from ..algorithms.server import Server
 from ..algorithms.updates import ClientUpdates
-from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
+from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
 from ..engines.interface import TrainRequest
 from ..errors import Diverged, UsageError, shown
@@ -180,9 +180,7 @@ class Run:
 
     def begin_callbacks(self) -> None:
         """Before the first round, or before the next one of a run that resumes."""
-        folder = None if self.recorder.folder is None else self.recorder.folder.path
-        config, rows = copied(self.config), tuple(copied(self.recorder.rows))
-        self.callbacks.begin(RunInfo(self.name, config, self.rounds, folder, rows, dict(self.problem.directions)))
+        self.callbacks.begin(RunInfo.of(self.recorder, self.config, self.rounds, self.name, self.problem.directions))
 
     def _round_info(self, row: Row, run: RunInfo) -> RoundInfo:
         return RoundInfo(row, run, lambda: self.server.model[0].detach().cpu().clone(), self._model)
@@ -197,7 +195,7 @@ class Run:
 
     def end_where_stopped(self) -> None:
         """No rounds follow the one in which a callback stopped the run."""
-        if self.recorder.rows and self.recorder.rows[-1].get("stopped"):
+        if self.recorder.stopped:
             self.active = self.active[: self.t]
 
     @property
