@@ -273,21 +273,21 @@ def test_page_and_document(tmp_path):
 
 def test_figure_names_of_columns_with_text_labels(tmp_path):
     records = recorded("gaps", "random phases", {"fedavg": [60, 61, 62], "mimic": [74, 75, 76]})
-    [section] = [s for s in write_paper_report(records, SEEDS, tmp_path / "r.html", tmp_path / "r.md", tmp_path) if s.pictures]
-    assert set(section.pictures) == {"gaps-random-phases", "gaps-beside"}
-    heading = section.pictures["gaps-random-phases"].axes[0].get_title(loc="left")
+    [section] = [s for s in write_paper_report(records, SEEDS, tmp_path / "r.html", tmp_path / "r.md", tmp_path) if s.figures]
+    assert set(section.figures) == {"gaps-random-phases", "gaps-beside"}
+    heading = section.figures["gaps-random-phases"].axes[0].get_title(loc="left")
     assert heading == "Table III, other readings of the gaps, Fashion-MNIST, random phases, mean ± std of 3 seeds"
 
 
 def test_best_is_decided_over_shared_seeds(tmp_path):
     """MimiC has the best mean, but MIFA is ahead in the one seed that both have."""
     records = recorded("gaps", "random phases", {"mifa": [70], "mimic": [69, 75, 75]})
-    [section] = [s for s in write_paper_report(records, SEEDS, tmp_path / "r.html", tmp_path / "r.md", tmp_path) if s.pictures]
+    [section] = [s for s in write_paper_report(records, SEEDS, tmp_path / "r.html", tmp_path / "r.md", tmp_path) if s.figures]
     best = {name: [e.best for e in entries] for name, entries in section.rows if any(e.ours != "–" for e in entries)}
     assert best == {"MIFA": [False, True, False], "MimiC": [False, False, False]}
-    lines = section.pictures["gaps-random-phases"].axes[0].get_lines()
+    lines = section.figures["gaps-random-phases"].axes[0].get_lines()
     assert [round(line.get_ydata()[-1]) for line in lines] == [70, 69]
-    assert section.pictures["gaps-random-phases"].axes[0].get_title(loc="left").endswith("random phases, one seed")
+    assert section.figures["gaps-random-phases"].axes[0].get_title(loc="left").endswith("random phases, one seed")
 
 
 def test_commands_repeat_a_column_on_each_device_it_was_made_on(tmp_path):

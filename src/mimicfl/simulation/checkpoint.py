@@ -79,8 +79,8 @@ class Checkpoints:
             raise UsageError(f"{where} and has no checkpoint to resume from: choose another folder")
         return saved
 
-    def save_if_due(self, together: int) -> None:
-        """Save if it is time; `together`: how many runs share the time."""
+    def save_if_due(self, num_runs: int) -> None:
+        """Save if it is time; `num_runs` share the time, and each of them saves checkpoints."""
         run = self.run
         if run.t == run.rounds:
             due = not is_scratch()  # the result follows at once; this checkpoint is for extending the run
@@ -88,7 +88,7 @@ class Checkpoints:
             due = run.t % self.every == 0
         else:
             share = SCRATCH_SHARE if is_scratch() else CHECKPOINT_SHARE
-            due = time.perf_counter() - self.saved_at >= self.saving_took * together / share
+            due = time.perf_counter() - self.saved_at >= self.saving_took * num_runs / share
         if due:
             self.save()
 

@@ -143,10 +143,10 @@ class Run:
         sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
         self.recorder.count(uploads=uploads, **sent)
 
-    def close_round(self, request: TrainRequest | None, loss: float | None, together: int = 1) -> Row:
+    def close_round(self, request: TrainRequest | None, loss: float | None, num_runs: int = 1) -> Row:
         """Evaluate, call back, record, and save a checkpoint when it is time.
 
-        `loss` is the mean training loss of the active clients, `together` how many runs train together.
+        `loss` is the mean training loss of the active clients, `num_runs` how many runs train together.
         """
         clients, eta_L, eta = (request.active.tolist(), request.eta_L, request.eta) if request else ([], None, None)
         score = self.evaluated() if self.due else None
@@ -164,7 +164,7 @@ class Run:
         self.callbacks.record(row, self._round_info, self.recorder.append, lambda: self._last_columns(clients))
         self.end_where_stopped()
         if self.checkpoints is not None:
-            self.checkpoints.save_if_due(together)
+            self.checkpoints.save_if_due(num_runs)
         return row
 
     def _last_columns(self, active: list[int]) -> Row:
