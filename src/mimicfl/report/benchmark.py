@@ -116,7 +116,7 @@ def names_of(found: Sequence[str]) -> str:
 
 
 def use(table: Table) -> tuple[str, str, str]:
-    """Which algorithm to use under a pattern, by how many points, and how sure that is."""
+    """Which algorithms to use under a pattern, their lead in points, and the evidence for it."""
     order, best = table.candidates, table.best
     if len(order) < 2:
         return "–", "–", "not run yet"
