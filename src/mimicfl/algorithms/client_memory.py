@@ -81,7 +81,7 @@ class ClientMemory:
         self.where = "device" if w.device.type == "cuda" else "host"
         self.store = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
         self._last: _Found | None = None
-        self.changed: set[int] = set()  # clients written since somebody last cleared this, as incremental checkpoints do
+        self.changed: set[int] = set()  # clients written since this was last cleared; incremental checkpoints clear it
 
     @property
     def shape(self) -> tuple[int, int]:
