@@ -75,7 +75,7 @@ class Participation:
 
     @cached_property
     def _lists(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The available clients of all rounds, one round after another, and where each round begins: a round then scans no population."""
+        """The available clients of all rounds, one round after another, and where each round begins: no round then scans the population."""
         rounds, n = self.available.shape
         if np.count_nonzero(self.available) > FEW:
             return None

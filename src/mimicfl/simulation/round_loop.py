@@ -29,7 +29,7 @@ Ends = dict[Run, History | Diverged]
 
 
 def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None, until: float | None = None) -> Ends:
-    """Train every run to its end, round by round; a run that ends or diverges does not disturb the others.
+    """Train every run to its end, round by round; a run that ends or diverges does not affect the others.
 
     At `until`, a time of `time.monotonic`, the runs that are not finished are saved and left out.
     """
@@ -138,7 +138,7 @@ def evaluate_models(due: list[Run], engine: Engine) -> None:
 
 
 def evaluate_in_slices(task: LearningTask, test: Holdout, due: list[Run], engine: Engine, w: Tensor, buffers: Buffers) -> None:
-    """The same for a task: outputs of one slice of the test samples at a time."""
+    """`evaluate_models` for a task, on one slice of the test samples at a time."""
     tallies = [Tally(task) for _ in due]
     for part in test.slices():
         outputs = engine.outputs(w, buffers, part)

@@ -168,12 +168,12 @@ class Run:
         return row
 
     def _last_columns(self, active: list[int]) -> Row:
-        """The evaluation of the last model, which always is evaluated."""
+        """The evaluation of the last model, which is always evaluated."""
         score = self.evaluated()
         return scored(score) | self._client_columns(score, active)
 
     def _client_columns(self, score: Score | None, active: list[int]) -> dict[str, float | None]:
-        """The metric on the clients' own test samples, by participation up to this round; nothing where it is not measured."""
+        """The metric on the clients' own test samples, by participation up to this round; empty if it is not measured."""
         if score is None or not (found := self.problem.client_scores(score)):
             return {}
         return summary(found, self.visits.until(self.recorder.rows, active), self.problem.client_metric.higher_is_better)
