@@ -108,7 +108,7 @@ class History:
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
 
     def time_to(self, key: str, target: float, against: str = "virtual_seconds") -> float | None:
-        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
+        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up` or any other column.
 
         None if the run never reaches it: the time is then censored at the end of the run. Columns of which smaller values are better,
         such as losses, perplexity and RMSE, must fall to the target; others must rise to it.
