@@ -106,7 +106,7 @@ def test_a_damaged_checkpoint_is_named_in_the_error(finished, harm):
 def test_missing_rows_are_an_error(finished):
     (finished / "final.safetensors").unlink()
     (finished / "rows.jsonl").write_text("")
-    with pytest.raises(mf.UsageError, match=r"0 good rows.*round 3"):
+    with pytest.raises(mf.UsageError, match=r"0 valid rows.*round 3"):
         resume(finished)
 
 
@@ -230,7 +230,7 @@ def test_a_finished_run_without_its_checkpoint_stays_finished(finished):
 def test_missing_rows_of_a_finished_run_are_an_error(finished):
     lines = (finished / "rows.jsonl").read_text().splitlines(keepends=True)
     (finished / "rows.jsonl").write_text("".join(lines[:2]))
-    with pytest.raises(mf.UsageError, match=r"2 good rows.*round 3"):
+    with pytest.raises(mf.UsageError, match=r"2 valid rows.*round 3"):
         read(RunFolder(finished))
 
 

@@ -14,7 +14,7 @@ from .stages import RoundClients, Stages
 
 FIRST_ROUNDS = 256  # of the pattern that an asynchronous run draws at first
 MOST_ROUNDS = 1_000_000  # limit of the search for enough nonempty rounds
-FEW = 2**22  # entries of a schedule up to which they are listed; a longer schedule has so many per round that a scan costs no more
+FEW = 2**22  # entries of a schedule up to which its available clients are listed; in a longer one, scanning a round costs little more
 
 
 @dataclass
