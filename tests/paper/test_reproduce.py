@@ -1,7 +1,6 @@
 """Running studies and recording them: no run is repeated or lost, and records match the runs."""
 
 import dataclasses
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -26,23 +25,6 @@ from mimicfl.paper.reproduce import (
 )
 from mimicfl.paper.studies import STUDIES
 from mimicfl.settings import from_dict
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory):
-    """A folder for the runs and records of the tiny study; the first test that needs them makes them."""
-    return tmp_path_factory.mktemp("made")
-
-
-@pytest.fixture
-def made(tiny, template, tmp_path):
-    """The plan of the tiny study, with a copy of its runs and records in `tmp_path`."""
-    plan = plan_of(list(cells([tiny])), [0, 1], 1.0, {})
-    if not (template / "done").exists():
-        assert reproduce(plan, template / "runs", template / "records") == (0, [])
-        (template / "done").touch()
-    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
-    return plan
 
 
 @pytest.mark.slow
