@@ -26,7 +26,7 @@ lint: .venv/ready-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The pictures and tables of README and docs, from runs made on the spot.
+# The figures and tables of README and docs, from runs made on the spot.
 docs: .venv/ready-dev
 	$(BIN)/python docs/make.py
 

@@ -1,4 +1,4 @@
-"""The picture of docs/flower.md: the messages of a round without failures and of a round with a killed and a late client.
+"""The figure of docs/flower.md: the messages of a round without failures and of a round with a killed and a late client.
 
 python docs/flow.py        # writes docs/pictures/flower.png
 """

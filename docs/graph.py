@@ -21,7 +21,7 @@ COMPARE = "compare --algorithms mimic --seeds 1 --rounds 2 --epochs 1 --clients 
 # Where the path leads: functions of other modules are details.
 PATH = ("cli.main", "cli.train", "experiments", "simulation", "problem", "algorithms.server", "algorithms.mimic", "engines.select")
 PATH += ("engines.plain", "metrics.recorder", "report.report")
-PROPERTIES = ("t", "w", "rounds", "due", "fingerprint", "main")  # and the tracer's own start
+PROPERTIES = ("t", "w", "rounds", "due", "stopped", "fingerprint", "main")  # and the tracer's own start
 Graph = dict[str, set[str]]
 
 

@@ -1,4 +1,4 @@
-"""Generate the parts of the documentation that are program output: the command reference, the tables and the pictures.
+"""Generate the parts of the documentation that are program output: the command reference, the tables and the figures.
 
     make docs            # about three minutes on two cores; docs/make.py --theory-only for docs/theory.md alone
 
@@ -137,7 +137,7 @@ def commands(page: Path) -> list[list[str]]:
 
 
 def theory(folder: Path) -> None:
-    """Make the pictures of docs/theory.md and its output of `theory check`, with the commands printed on the page."""
+    """Make the figures of docs/theory.md and its output of `theory check`, with the commands printed on the page."""
     page = DOCS / "theory.md"
     with contextlib.chdir(folder):
         for command in commands(page):
@@ -148,9 +148,9 @@ def theory(folder: Path) -> None:
                 text = "\n".join(line.rstrip() for line in shown.getvalue().splitlines())
                 before, _, rest = page.read_text().partition("<!-- check -->")
                 page.write_text(f"{before}<!-- check -->\n```text\n{text}\n```\n<!-- /check -->{rest.partition('<!-- /check -->')[2]}")
-    pictures = {"norms": "quadratic/theory-norms", "mixing": "mixing/theory-norms", "certificate": "mixing/theory-certificate"}
-    pictures |= {"digits": "digits/theory-errors", "recall": "digits/theory-recall"}
-    for name, source in pictures.items():
+    figures = {"norms": "quadratic/theory-norms", "mixing": "mixing/theory-norms", "certificate": "mixing/theory-certificate"}
+    figures |= {"digits": "digits/theory-errors", "recall": "digits/theory-recall"}
+    for name, source in figures.items():
         shutil.copy(folder / "runs" / f"{source}.png", DOCS / "pictures" / f"theory-{name}.png")
     never_meet().savefig(DOCS / "pictures" / "never-meet.png", dpi=150)
 
@@ -175,7 +175,7 @@ def never_meet() -> Figure:
 
 
 def screenshot(page: Path, target: Path) -> None:
-    """Save a picture of an HTML page, if Chromium is installed."""
+    """Save a screenshot of an HTML page, if Chromium is installed."""
     browser = shutil.which("chromium")
     if browser is None:
         print("Chromium is not installed: the screenshot of the report page is not updated", file=sys.stderr)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, replace
 from random import Random
 
-from .fuzz_signatures import CALLABLES, CALLBACKS, CALLS, ODD
+from .fuzz_choices import ODD
+from .fuzz_signatures import CALLABLES, CALLBACKS, CALLS
 
 
 @dataclass(frozen=True)

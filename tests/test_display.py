@@ -50,12 +50,12 @@ def test_patterns_show_an_example_unless_they_need_labels():
     assert "tau_max" in mf.availability.Bounded(5)._repr_html_()
     assert mf.availability.LabelCorrelated([0], 0.1, 0.5)._repr_html_() is None
     given = mf.availability.Explicit(np.eye(4, 2, dtype=bool))
-    assert "2 clients (rows), 4 rounds (columns)" in given._repr_html_()
+    assert "2 clients (rows), 4 rounds (columns); dark: available" in given._repr_html_()
 
 
 @pytest.mark.slow
 def test_large_schedules_stay_small():
-    assert len(display.schedule_picture(np.ones((5000, 3000), dtype=bool))) < 200_000
+    assert len(display.schedule_image(np.ones((5000, 3000), dtype=bool), "active")) < 200_000
 
 
 ROWS = [{"round": t, "test_accuracy": 0.5} for t in range(3)]

@@ -75,17 +75,17 @@ def _legend(lines: Sequence[Line]) -> str:
     return f"<div>{''.join(marks)}</div>"
 
 
-def schedule_picture(available: np.ndarray) -> str:
-    """A schedule, bool [rounds, clients], as a picture with one row per client and one column per round."""
+def schedule_image(schedule: np.ndarray, dark: str) -> str:
+    """A schedule, bool [rounds, clients], as an image with one row per client and one column per round; `dark`: what True means."""
     from PIL import Image
 
-    shown = available[:MOST_CELLS, :MOST_CELLS].T
+    shown = schedule[:MOST_CELLS, :MOST_CELLS].T
     pixels = np.where(shown[..., None], np.array(PRESENT), np.array(ABSENT)).astype(np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     data = base64.b64encode(file.getvalue()).decode()
     height = min(max(3 * len(shown), 12), 240)
     style = f"width:{WIDTH}px;height:{height}px;image-rendering:pixelated;border:1px solid rgba(128,128,128,.4)"
-    rounds, clients = available.shape
-    words = f"{clients} clients (rows), {rounds} rounds (columns); dark: active"
+    rounds, clients = schedule.shape
+    words = f"{clients} clients (rows), {rounds} rounds (columns); dark: {dark}"
     return f'<img alt="{words}" style="{style}" src="data:image/png;base64,{data}"><div><small>{words}</small></div>'

@@ -127,7 +127,7 @@ def test_clients_that_are_never_active_together_are_named(capsys, tmp_path):
     assert "2 groups that are never active together" in capsys.readouterr().out
 
 
-def test_pictures_and_the_reports_section(runs, capsys, tmp_path):
+def test_figures_and_the_reports_section(runs, capsys, tmp_path):
     assert call("theory", "show", runs / "fedavg", runs / "mimic", "--out", tmp_path / "p") == 0
     text = capsys.readouterr().out
     drawn = sorted(path.name for path in (tmp_path / "p").glob("*.png"))

@@ -1,8 +1,11 @@
-"""A small study for tests: the built-in digits, two columns, short runs."""
+"""A small study for tests: the built-in digits, two columns, short runs; its runs and its records."""
+
+import shutil
 
 import pytest
 
 from mimicfl.paper import studies, study
+from mimicfl.paper.reproduce import cells, plan_of, reproduce
 from mimicfl.paper.study import Study
 
 TINY = Study(
@@ -25,3 +28,20 @@ def tiny(monkeypatch):
     monkeypatch.setitem(study.BASE, "digits", base | {"num_clients": 10, "epochs": 2})
     monkeypatch.setitem(studies.STUDIES, "tiny", TINY)
     return TINY
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    """A folder for the runs and records of the tiny study; the first test that needs them makes them."""
+    return tmp_path_factory.mktemp("made")
+
+
+@pytest.fixture
+def made(tiny, template, tmp_path):
+    """The plan of the tiny study, with a copy of its runs and records in `tmp_path`."""
+    plan = plan_of(list(cells([tiny])), [0, 1], 1.0, {})
+    if not (template / "done").exists():
+        assert reproduce(plan, template / "runs", template / "records") == (0, [])
+        (template / "done").touch()
+    shutil.copytree(template, tmp_path, dirs_exist_ok=True)
+    return plan

@@ -59,10 +59,10 @@ def test_theory_figures_show_names_literally(tmp_path):
     settings = {"dataset": "synthetic:quadratic", "batch_size": "full", "num_clients": 4, "rounds": 3, "steps": 1, "lr": 0.01}
     run = mf.run(mf.Experiment(**settings, availability="always", diagnose="every=1"))
     run.config |= {"algorithm": r"$\frac{$", "global_lr": r"$\nosuch$", "dataset": "$x$"}
-    pictures, _ = theory_figures.draw(group([run]))
-    assert {"norms", "errors", "parts", "certificate"} <= pictures.keys()
-    for name, picture in pictures.items():
-        figures.save(picture, tmp_path / f"{name}.png")
+    drawn, _ = theory_figures.draw(group([run]))
+    assert {"norms", "errors", "parts", "certificate"} <= drawn.keys()
+    for name, figure in drawn.items():
+        figures.save(figure, tmp_path / f"{name}.png")
 
 
 def test_text_of_records_is_escaped_for_markdown():

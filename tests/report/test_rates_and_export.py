@@ -139,7 +139,7 @@ class TestAxesAndMetrics:
 def test_the_report_writes_all_files(tmp_path):
     mf.run(mf.Experiment(rounds=2, epochs=1, num_clients=4, availability="always"), tmp_path / "run")
     report = write_report([tmp_path / "run"])
-    assert {p.name for p in report.pictures} == {"curves.png", "curves.svg", "curves.pdf", "availability.png"}
+    assert {p.name for p in report.figures} == {"curves.png", "curves.svg", "curves.pdf", "availability.png"}
     assert (tmp_path / "run" / "results.csv").read_text().startswith("algorithm,seeds,test_accuracy")
     assert (tmp_path / "run" / "results.tex").read_text().startswith(r"\begin{tabular}")
 

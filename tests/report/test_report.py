@@ -175,7 +175,7 @@ def test_swing_is_measured_at_the_end_of_the_curve():
 @pytest.mark.slow
 def test_page_figures_and_table_are_written(runs):
     report = write_report([runs])
-    assert {p.name for p in report.pictures} == {"curves.png", "curves.svg", "curves.pdf", "availability.png"}
+    assert {p.name for p in report.figures} == {"curves.png", "curves.svg", "curves.pdf", "availability.png"}
     assert (runs / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (runs / "curves.svg").read_text()
     console = Console(width=120, record=True, file=open("/dev/null", "w"))  # noqa: SIM115

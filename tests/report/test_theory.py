@@ -53,16 +53,16 @@ def diagnosed_runs(**varied):
 
 
 def test_figures_of_a_diagnosed_sweep_show_the_best_rates():
-    pictures, notes = theory_figures.draw(diagnosed_runs(lr=[1e-3, 1e-2, 3e-2]))
+    drawn, notes = theory_figures.draw(diagnosed_runs(lr=[1e-3, 1e-2, 3e-2]))
     assert notes[0].startswith("These figures show 3 of 9 diagnosed configurations, each algorithm at its best rate")
-    assert len(pictures["errors"].axes[0].lines) == 3
+    assert len(drawn["errors"].axes[0].lines) == 3
 
 
 def test_many_diagnosed_configurations_are_listed_below_the_figures():
     """Inside the axes, long legends would cover the curves."""
-    pictures, notes = theory_figures.draw(diagnosed_runs(availability=["static:0.6", "static:0.7", "static:0.8"]))
+    drawn, notes = theory_figures.draw(diagnosed_runs(availability=["static:0.6", "static:0.7", "static:0.8"]))
     assert notes[0].startswith("These figures show 8 of 9 diagnosed configurations, the first 8")
     for name in ("norms", "errors", "parts"):
-        [legend] = pictures[name].legends
+        [legend] = drawn[name].legends
         assert len(legend.get_texts()) >= 8
-        pictures[name].draw_without_rendering()
+        drawn[name].draw_without_rendering()

@@ -200,7 +200,7 @@ def unpack(state: State, tensors: dict[str, Tensor], where: object) -> None:
 
 
 def checked_instructions(given: Any, w: Tensor, active: int, algorithm: object) -> Instructions:
-    """An algorithm's instructions to so many clients, checked; a vector [d] for all clients becomes one row per client."""
+    """An algorithm's instructions to `active` clients, checked; a vector [d] for all clients becomes one row per client."""
     name = type(algorithm).__name__
     if not isinstance(given, Instructions):
         raise UsageError(f"{name}.instructions must return mimicfl.Instructions, got {type(given).__name__}")

@@ -20,7 +20,7 @@ from ..files import explained
 from .client_numbers import on_device, on_host
 
 SHARE = 0.5  # of the free memory, if no budget is given
-LARGE, PART = 1 << 23, 1 << 20  # numbers: more are processed in parts of so many, which stay in the cache
+LARGE, PART = 1 << 23, 1 << 20  # numbers: more than LARGE are processed in parts of PART, which stay in the cache
 FIRST = 16  # rows allocated first; the number doubles whenever they are used up
 
 
@@ -81,14 +81,14 @@ class ClientMemory:
         self.where = "device" if w.device.type == "cuda" else "host"
         self.store = torch.zeros(0, self.d, dtype=self.dtype, device=self.device)
         self._last: _Found | None = None
-        self.changed: set[int] = set()  # clients written since somebody last cleared this, as incremental checkpoints do
+        self.changed: set[int] = set()  # clients written since this was last cleared; incremental checkpoints clear it
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.slot), self.d
 
     def columns(self, clients: int) -> list[slice]:
-        """The columns in parts, for an algorithm that takes the rows of so many clients part by part: they may exceed the cache."""
+        """The columns in parts, for an algorithm that processes many clients' rows part by part: they may exceed the cache."""
         if self.device.type != "cpu" or clients * self.d <= LARGE:
             return [slice(0, self.d)]
         width = max(PART // clients, 1024)

@@ -16,7 +16,7 @@ def on_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return tensor
 
 
-def together(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+def all_on_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """`on_device` for many arrays with one copy."""
     parts = list(on_device(np.concatenate(arrays), device).split([len(array) for array in arrays])) if arrays else []
     for part, array in zip(parts, arrays, strict=True):

@@ -39,7 +39,7 @@ class FedAWE(Algorithm[FedAweState]):
         one_of("evaluate", self.evaluate, ["last", "mean"])
 
     def init(self, w: Tensor, num_clients: int) -> FedAweState:
-        last = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")  # of no use on a GPU
+        last = torch.full((num_clients,), -1, dtype=torch.int64, device="cpu")  # a GPU would gain nothing
         return FedAweState(w, memory(w, num_clients), w.clone(), last, torch.zeros(w.shape, dtype=torch.float64, device=w.device))
 
     def instructions(self, state: FedAweState, active: Tensor) -> Instructions:

@@ -21,8 +21,8 @@ class SteerState(GainState):
 class FedSteer(FedGain):
     """Local steps follow grad f_i(w) + v - y_i: v is the mean over all clients of their last mean gradients y_j, y_i is the client's own.
 
-    The model moves by the new v plus `gain` times what the active clients are ahead of it; with gain 1, by the mean of their steps. A
-    client not seen yet agrees with the mean of the others; with never_seen="zero" it counts as a zero update: with gain 1 this is SCAFFOLD.
+    The model moves along v + gain (u - v), with the new v, and u the mean of the active clients' steps; with gain 1, along u. A client not
+    seen yet agrees with the mean of the others; with never_seen="zero" it counts as a zero update, and with gain 1 this is SCAFFOLD.
     follow="direction" moves every y_j along with v by the gain, as FedGain does; with one local step it is FedGain.
     The server subtracts the shift from what a client sends and continues as FedGain, in units of one step.
 

@@ -12,7 +12,7 @@ from .client_numbers import on_device, on_host
 
 def new_gaps(num_clients: int) -> tuple[Tensor, Tensor, Tensor]:
     """`gap` [N] float64: mean of the gaps counted so far, 1 before the first; `counted` [N]: how many; `since` [N]: the round in which
-    the last one ended, -1 before the first. In host memory: a GPU would spend more time on starting than on computing."""
+    the last one ended, -1 before the first. In host memory: on a GPU, launching the kernels would take longer than the computation."""
     counted = torch.zeros(num_clients, dtype=torch.int64, device="cpu")
     return torch.ones(num_clients, dtype=torch.float64, device="cpu"), counted, counted - 1
 

@@ -57,7 +57,7 @@ class Server:
             raise UsageError(f"{type(algorithm).__name__} does not move the model along a direction: use server_optimizer='none'")
         self.local_lr, self.global_lr, self.update, self.steps_to_K = local_lr, global_lr, update, steps_to_K
         self.send: tuple[str, ...] | None = None  # the names that the first round asked for
-        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # of so many clients that all count equally
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # by the number of clients, if all count equally
         self._built_in = is_built_in(type(algorithm))
         self._equal = self._weights_may_be_kept(share)
         self.participation_rates: Rates | None = None  # set by the run, which knows when clients participate

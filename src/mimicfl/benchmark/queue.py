@@ -64,7 +64,7 @@ class Queue:
                 say(f"{self.part.name}: {done} of at least {total} runs recorded; {next_runs}")
 
     def take(self, most: int | None = None) -> Batch:
-        """The next runs, at most so many; waits for the results of others if they may bring new ones. Empty: there is nothing to do."""
+        """The next runs, at most `most`; waits for the results of others if they may bring new ones. Empty: there is nothing to do."""
         with self.changed:
             while not self.stopped:
                 if batch := self._next()[:most]:

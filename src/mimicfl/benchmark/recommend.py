@@ -108,7 +108,7 @@ class Finding:
     pattern: str
     about: str
     use: str  # the algorithms to use
-    by: str  # by how many points
+    by: str  # its lead in points
     sure: str
     profile: Profile
 

@@ -48,7 +48,7 @@ class BestModel(Callback):
         if kept.round < len(run.rows):
             self._best, self.found[run.name] = kept.value, kept
             return
-        for row in run.rows:  # the file is of a round that will be repeated
+        for row in run.rows:  # the file holds a later round, which will be repeated
             if self._improves(value := row.get(self.metric)):
                 self._best = value
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ..errors import UsageError, shown
+from ..metrics.recorder import Recorder
 from ..metrics.rows import RESERVED, Row
 
 
@@ -18,11 +19,11 @@ from ..metrics.rows import RESERVED, Row
 class RunInfo:
     """A run that starts or resumes.
 
-    name        of its folder within a comparison or sweep; empty for a single run without a folder
+    name        of its folder within a comparison or sweep; empty for a single run
     config      its settings
-    rounds      how many rounds it has
+    rounds      the number of its rounds
     folder      where it is stored, or None
-    rows        the rounds it has already, if it resumes
+    rows        those of earlier rounds, if it resumes
     directions  of the task's metrics, by column: whether a larger value is better
     """
 
@@ -33,12 +34,20 @@ class RunInfo:
     rows: Sequence[Row] = ()
     directions: Mapping[str, bool] = field(default_factory=dict)
 
+    @classmethod
+    def of(
+        cls, recorder: Recorder, config: Mapping[str, Any], rounds: int, name: str = "", directions: Mapping[str, bool] | None = None
+    ) -> "RunInfo":
+        """The run of this recorder, as copies: a callback cannot change the run's settings or rows."""
+        folder = None if recorder.folder is None else recorder.folder.path
+        return cls(name, copied(config), rounds, folder, tuple(copied(recorder.rows)), dict(directions or {}))
+
 
 class RoundInfo:
     """The argument of a callback: a round that has just ended.
 
     row      the round's row, a copy
-    rounds   how many rounds the run has
+    rounds   the number of rounds of the run
     params   the global model (with averaged models: their mean) as a vector [d], a copy on the CPU
     model()  the same as a new module, in evaluation mode, on the run's device
     run      the run, a `RunInfo`; `run.name` identifies it within a comparison
@@ -61,7 +70,7 @@ class RoundInfo:
 
 
 class Callback:
-    """Inherit from it and override what you need. Every run of a comparison or sweep gets its own copy, made before its first round.
+    """Base class of callbacks: override what you need. Every run of a comparison or sweep gets its own copy, made before its first round.
 
     A callback that only observes sets `part_of_result = False`: it does not change the run's fingerprint, is called after the row is
     stored, and can neither add to the row nor stop the run.
@@ -81,7 +90,7 @@ class Callback:
 
 
 def copied(value: Any) -> Any:
-    """A copy of a row, or of settings, with its lists and dicts: what a callback does to it stays its own."""
+    """A copy of a row or of settings, including its lists and dicts, so that a callback cannot change the original."""
     if isinstance(value, Mapping):
         return {key: copied(each) for key, each in value.items()}
     return [copied(each) if isinstance(each, (list, dict)) else each for each in value] if isinstance(value, list) else value
@@ -99,7 +108,7 @@ class CallbackSet:
 
     @property
     def of_result(self) -> list[Callback | EachRound]:
-        """Those that the run's fingerprint includes."""
+        """The callbacks that the run's fingerprint includes."""
         return [each for each in self.given if getattr(each, "part_of_result", True)]
 
     def begin(self, run: RunInfo) -> None:

@@ -39,7 +39,7 @@ class EarlyStopping(Callback):
     def each_round(self, now: RoundInfo) -> Mapping[str, Any] | None:
         value = measured(now.row, self.metric, "early stopping")
         self._see(now.row, now.run)
-        if value is not None and self.since >= self.patience:  # rounds without a value say nothing, and the first may be a later one
+        if value is not None and self.since >= self.patience:  # a round without a value never stops the run
             now.stop()
         return None
 

@@ -52,7 +52,7 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def close(self, finished: bool) -> None:
-        """Everything is sent."""
+        """Called after the last row has been sent."""
 
     @property
     def spec(self) -> str:

@@ -129,7 +129,7 @@ def _page(arguments: argparse.Namespace, console: Console) -> None:
 
 
 def _evidence(finding: Finding, part: Part) -> str:
-    """The lead of the first recommended algorithm, and how sure it is."""
+    """The lead of the first recommended algorithm, and the evidence for it."""
     if finding.by == "–":
         return f"{finding.sure} ({part.title})"
     first = re.split(", | or ", finding.use)[0]

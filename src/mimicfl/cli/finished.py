@@ -1,9 +1,9 @@
 """The output of a finished sweep, stored with its runs: the same command prints it again at once if nothing has changed.
 
-The memo is only a shortcut. It is certain if the command, the settings file, the code of this package, of PyTorch and of the plugins, and
-every file of the data, of the runs and that plugins read are the same. Otherwise, or if the sweep may depend on anything else, such as
-environment variables, the plugins are imported and the runs inspected one by one, as if there were no memo; then only the reports are not
-made again.
+The memo is only a shortcut. It is used directly if nothing has changed: the command, the settings file, this package, the versions of
+Python, PyTorch and NumPy, the code of the plugins, the data, the runs, and the files that plugins read. A sweep that may depend on anything
+else, such as environment variables, has an uncertain memo: the plugins are imported and every run is inspected, as without a memo, and only
+the reports are not written again.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from .opened import Opened, stamp
 from .plugin_code import Code, Doubt, imported_as_found, plugin_code
 
 NAME = ".finished.json"
-MOST_PARTS = 60  # of a setting that may name files
-MOST_FILES = 10_000  # of a data folder: more take longer to list than they save
+MOST_PARTS = 60  # of a setting whose text may contain file names
+MOST_FILES = 10_000  # of a data folder: listing more would take longer than it saves
 FILES = ("config.toml", "rows.jsonl", "final.safetensors", "env.json")  # of a run
 WRITTEN = (".html", ".png", ".svg", ".pdf", ".csv", ".tex")  # beside a report
 
@@ -49,19 +49,20 @@ class Memo:
         certain = code is not None and data is not None and not {"plugins", "data_path"} & varied
         stamps = {str(file): stamp(file) for file in data or ()} if certain else {}
         command = [Path(settings).read_text(encoding="utf-8"), given, str(target), console.width, *options]
-        certain = certain and not (code is not None and code.reads and any(options))  # other machines may read, and trackers
+        # With a cluster or trackers, files may also be read elsewhere, where they are not recorded.
+        certain = certain and not (code is not None and code.reads and any(options))
         facts = [*command, _code(), _versions(), code.files if code and certain else None, stamps, certain, str(Path.cwd())]
         key = hashlib.sha256(json.dumps(facts, default=str).encode()).hexdigest()
         return cls(target / NAME, key, code if code and certain else Code(), frozenset(sys.modules), certain)
 
     def recording(self) -> Opened:
-        """Records what is read within `with`; plugins are imported and runs prepared there."""
+        """Records the files that are read within `with`, while plugins are imported and runs are prepared."""
         return Opened(self.code.files, self.file.parent)
 
     def replay(self, console: Console, runs: Iterable[Path] | None = None) -> bool:
         """Print what the finished command printed; False if anything has changed since.
 
-        `runs` are those of this command, where they are known: plugins may add some.
+        `runs`: the runs of this command, if they are known already; they can change if plugins register further algorithms.
         """
         try:
             held = json.loads(self.file.read_text(encoding="utf-8"))
@@ -88,7 +89,7 @@ class Memo:
 
 
 def _plugin_code(plugins: Any) -> Code | None:
-    """None also if the setting is not a list of names, which is then refused elsewhere."""
+    """The code of the plugins; None if it is uncertain, or if the setting is not a list of names, which is refused elsewhere."""
     return plugin_code(plugins) if isinstance(plugins, list) and all(isinstance(name, str) for name in plugins) else None
 
 
@@ -106,7 +107,7 @@ def _data_files(folder: Any, texts: Iterable[str]) -> list[Path] | None:
 
 
 def _named_in(text: str) -> list[Path]:
-    """All files that a part of the text may name, however the text is read: names may contain separators, or be quoted."""
+    """All existing files that a part of the text may name: names may contain separators, or be quoted."""
     parts = re.split(r"([:,=])", text)
     if len(parts) > MOST_PARTS or "\\" in text:
         raise Doubt
@@ -126,7 +127,7 @@ def _texts(value: Any) -> Iterable[str]:
 
 
 def _code() -> str:
-    """A hash of this package's files: another version of an algorithm has another result, and another template another page."""
+    """A hash of this package's files: results depend on its code, and pages on its templates."""
     found, package = hashlib.sha256(), Path(__file__).parent.parent
     for file in sorted(package.rglob("*")):
         if file.is_file() and file.suffix != ".pyc":
@@ -135,6 +136,6 @@ def _code() -> str:
 
 
 def _versions() -> list[Any]:
-    """What changes with the versions of Python, PyTorch and NumPy, found without importing them: other versions may draw other models."""
+    """Values that change with the versions of Python, PyTorch and NumPy, found without importing them: results depend on the versions."""
     specs = [PathFinder.find_spec(name) for name in ("torch", "numpy")]
     return [sys.version, *(stamp(Path(spec.origin).with_name("version.py")) for spec in specs if spec is not None and spec.origin)]

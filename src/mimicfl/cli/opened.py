@@ -1,4 +1,4 @@
-"""The files that are opened while a sweep is prepared, from the audit events of the interpreter: plugins may read files."""
+"""Records the files that plugins read while a sweep is prepared, with an audit hook of the interpreter."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 from ..fingerprint.installed import is_installed
 
-OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/")  # these change without a new time stamp
+OF_THE_SYSTEM = ("/proc/", "/sys/", "/dev/")  # their contents change without a new time stamp
 COMPRESSED = (".gz", ".bz2", ".xz")  # NumPy reads `x.csv.gz` where a plugin names `x.csv`, if only the former exists
 Stamp = list[int]
 WRITES = os.O_WRONLY | os.O_RDWR
@@ -19,7 +19,7 @@ _current: "Opened | None" = None
 
 
 class Opened:
-    """Records the files that are opened within `with`, but for those of the runs.
+    """Records the files that are opened within `with`, except those of the runs.
 
     `code`: the source files of the plugins; `target`: the folder of the runs.
     """
@@ -31,7 +31,7 @@ class Opened:
     def __enter__(self) -> "Opened":
         global _current
         if not _hooked:
-            sys.addaudithook(_hear)  # it stays for the rest of the process
+            sys.addaudithook(_hear)  # an audit hook cannot be removed
             _hooked.append(True)
         _current = self
         return self
@@ -41,10 +41,10 @@ class Opened:
         _current = None
 
     def note(self, name: str, writes: bool) -> None:
-        """A file that is about to be opened. What is edited after it was read has another stamp in the end."""
+        """Record a file that is about to be opened, with its stamp, so that a later edit is noticed."""
         frame = sys._getframe(2)
         if frame.f_code.co_filename.startswith(IMPORTS) or name in self.code or Path(name).is_relative_to(PACKAGE):
-            return  # code, which is compared by its content
+            return  # code is compared by its content
         try:
             now = None if writes or name.startswith(OF_THE_SYSTEM) else stamp(Path(name))
         except OSError:  # it does not exist
@@ -62,13 +62,13 @@ class Opened:
         return False
 
     def files(self) -> dict[str, Stamp] | None:
-        """The files that plugins may have read, besides their code, as they were then; None if they depend on more."""
+        """The files that plugins may have read besides their code, with their stamps; None if the plugins may depend on anything else."""
         return None if self.doubtful else self.read
 
 
 def stamp(file: Path) -> Stamp:
     found = file.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # the last one cannot be set back after an edit
+    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # ctime: unlike mtime, a program cannot set it back
 
 
 _hooked: list[bool] = []

@@ -86,7 +86,7 @@ def add_others(commands: Commands) -> None:
         "theory",
         "compare a run with the paper's conditions and bounds",
         "mimicfl theory check runs/first",
-        "mimicfl theory show runs/first --out pictures     (after a run with --diagnose every=10)",
+        "mimicfl theory show runs/first --out figures      (after a run with --diagnose every=10)",
     )
     p.add_argument("action", choices=["check", "show"], help="check: which conditions the rates satisfy; show: plot the diagnosed rounds")
     p.add_argument("runs", nargs="+", help="run folders, or folders that contain runs", metavar="RUN")

@@ -1,10 +1,10 @@
-"""The source files that importing plugins would run, found without running them.
+"""Finds the source files that importing plugins would run, without running them.
 
-A finished sweep is repeated from its memo only if this code has not changed. What a plugin does is not known before it runs, so the code is
-also read for what a hash of it does not cover: other libraries, environment variables, the clock. Any doubt means that there is no memo,
-and that the plugins are imported and every run is inspected. What differs in every process, such as random numbers without a seed, is
-doubtful as well: those runs are refused when they are inspected. Files that Python itself opens are no doubt: those that were read are
-recorded when the plugins run (opened.py).
+A finished sweep is repeated from its memo only if this code has not changed. A hash of the code does not cover everything that the result
+may depend on, such as other libraries, environment variables or the clock. The code is therefore searched for names that may use them. If
+one is found, the code is doubtful: the plugins are imported and every run is inspected. Unseeded random numbers are doubtful as well: the
+inspection refuses runs that differ in every process. Files that Python itself opens are not doubtful, because they are recorded when the
+plugins run (opened.py).
 """
 
 import ast
@@ -23,18 +23,18 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# What these return depends on their arguments only, but for the names in OUTSIDE.
+# Except for the names in OUTSIDE, what these libraries return depends only on their arguments.
 LIBRARIES = _words("""
     __future__ abc bisect collections contextlib copy csv dataclasses decimal enum fractions functools heapq io itertools json math mimicfl
     numbers numpy operator os pathlib random re statistics string sys tomllib torch types typing typing_extensions warnings
 """)
-BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before them, so that no file of theirs can take the place
+BEFORE_PLUGINS = ("mimicfl", "numpy", "torch")  # imported before the plugins, whose files therefore cannot shadow them
 # Built-in functions; `model.eval()` and `re.compile` are harmless.
 FUNCTIONS = _words("__import__ breakpoint compile eval exec globals hash id input locals vars")
-# Names by which code of these libraries reads files that Python opens, which is recorded.
+# Names with which code reads files that Python opens, which is recorded.
 READS = _words("FileIO genfromtxt load loadtxt memmap open open_code open_memmap read_bytes read_text")
-READABLE = re.compile(r"[^\s:,=]*\.(csv|json|jsonl|npy|npz|pt|pth|toml|tsv|txt)")  # others may be read by libraries themselves
-# Names by which it reads other files, the environment, the clock or the machine.
+READABLE = re.compile(r"[^\s:,=]*\.(csv|json|jsonl|npy|npz|pt|pth|toml|tsv|txt)")  # libraries may open other files outside of Python
+# Names with which code reads other files, the environment, the clock or the machine.
 OUTSIDE = _words("""
     DataSource Explicit FileOpener FromFile FromTrace NpzFile PackageImporter PyTorchFileReader __builtins__ __dict__ __getattribute__
     __loader__ __spec__ __version__ argv attrgetter compare cpp_extension current_device cwd device_count environ environb exists
@@ -46,12 +46,12 @@ OUTSIDE = _words("""
 """)
 SYSTEM = _words("_os _sys builtins os sys")  # only their `path` is harmless
 CLOCK = _words("now today")  # np.datetime64("now")
-# Packages of mimicfl that can be imported without a doubt; others read runs and settings.
+# Packages of mimicfl that are not doubtful; others read runs and settings.
 OF_MIMICFL = _words("algorithms callbacks clients errors registry seeds tasks theory")
 PACKAGE = Path(__file__).parent.parent
-# What draws the same numbers in every process if it gets a seed; other names of modules called `random` are doubtful.
+# These draw the same numbers in every process if they get a seed; other names of modules called `random` are doubtful.
 SEEDED = _words("Generator MT19937 PCG64 PCG64DXSM Philox Random RandomState SFC64 SeedSequence default_rng seed")
-A_FILE = re.compile(r"\S*\.[A-Za-z]\w{0,7}")  # it may be part of a path that the code puts together
+A_FILE = re.compile(r"\S*\.[A-Za-z]\w{0,7}")  # the code may join it to a path
 OTHER_MODULES = (".pyc", ".so", ".pyd")  # modules without source
 
 
@@ -66,7 +66,7 @@ class Code:
 
 
 def plugin_code(plugins: Sequence[str]) -> Code | None:
-    """The source files that the plugins consist of; None if there may be more that they depend on."""
+    """The source files of the plugins; None if their results may depend on anything else."""
     try:
         own = [Path(name).resolve().parent for name in plugins if name.endswith(".py")]
         search = _Search(list(dict.fromkeys([*own, *(Path(each).resolve() for each in sys.path)])))
@@ -81,7 +81,7 @@ def plugin_code(plugins: Sequence[str]) -> Code | None:
 
 
 def imported_as_found(code: Collection[str], earlier: Collection[str]) -> bool:
-    """Is all code of the user that was imported since `earlier`, the names of modules, among the files that were found?
+    """Whether the user's modules that were imported since `earlier`, a list of module names, are exactly those in `code`.
 
     A module that was imported before is doubtful: its file may have changed since. Files of plugins are imported again if they change.
     """

@@ -1,4 +1,4 @@
-"""`sweep`. A finished sweep that is repeated prints its tables again without importing PyTorch."""
+"""`sweep`: train a grid of settings. A finished sweep that is repeated prints its tables again without importing PyTorch."""
 
 import argparse
 import time

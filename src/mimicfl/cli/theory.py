@@ -132,8 +132,8 @@ def _rebuilt(folder: RunFolder, history: History, L: float | None, K: int | None
 def _show(arguments: argparse.Namespace, console: Console) -> None:
     folders = _folders(arguments)
     groups = group([history for folder in folders if (history := read(folder)).rows])
-    pictures, notes = theory_figures.draw(groups)
-    if not pictures:
+    figures, notes = theory_figures.draw(groups)
+    if not figures:
         raise UsageError(f"{folders[0].path} was not diagnosed: run it in a new folder with --diagnose every=10")
     target = Path(arguments.out or arguments.runs[0])
     make_folder(target)
@@ -145,5 +145,5 @@ def _show(arguments: argparse.Namespace, console: Console) -> None:
     console.print(table)
     for note in notes:
         console.print(note, style="dim", soft_wrap=True)
-    for name, picture in pictures.items():
-        console.print(f"figure {save(picture, target / f'theory-{name}.png')}", soft_wrap=True)
+    for name, figure in figures.items():
+        console.print(f"figure {save(figure, target / f'theory-{name}.png')}", soft_wrap=True)

@@ -148,7 +148,7 @@ def print_report(console: Console, report: Report, explain: bool = True) -> None
     if report.unfinished:
         console.print(report.unfinished, style="yellow", soft_wrap=True)
     console.print(f"report   {report.page}", soft_wrap=True)
-    console.print(f"figures  {', '.join(p.name for p in report.pictures)}, in the same folder", soft_wrap=True)
+    console.print(f"figures  {', '.join(p.name for p in report.figures)}, in the same folder", soft_wrap=True)
 
 
 def default_folder(e: Experiment) -> Path:

@@ -117,7 +117,7 @@ def add_training(commands: Commands) -> None:
     )
     p.add_argument(
         "--seeds",
-        help="number of seeds (3: the experiment's first three) or a list of positions (0,2; one: 2,); default 3",
+        help="number of seeds (3: the experiment's first three) or a list of positions such as 0,2 (a single one: 2,); default 3",
         metavar="SEEDS",
     )
     p.add_argument("--columns", nargs="+", help="only these columns of the tables", metavar="NAME")

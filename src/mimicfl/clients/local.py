@@ -88,7 +88,7 @@ class Local(LocalSGD):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """The settings, without those at the default that `LocalSGD` does not have: equal training has an equal fingerprint."""
+        """The settings. Those that `LocalSGD` lacks are left out at their defaults, so that equal training has an equal fingerprint."""
         added = {each.name: each.default for each in fields(self) if each.kw_only}
         return {key: value for key, value in super().fingerprint.items() if key not in added or value != added[key]}
 

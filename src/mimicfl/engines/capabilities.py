@@ -107,7 +107,7 @@ def errors(ours: ClientUpdates, true: ClientUpdates) -> dict[str, Tensor]:
 
 
 def identical(a: Tensor, b: Tensor) -> bool:
-    """Whether tensors of any type are equal; what is not a number equals itself."""
+    """Whether tensors of any type are equal; nan equals nan."""
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 

@@ -1,11 +1,11 @@
-"""Checkpoints of a federation: what they cost depends on the clients that changed, and the last few are kept.
+"""Checkpoints of a federation: each holds only the rows of the clients that changed, and the last few are kept.
 
     checkpoint.safetensors          the model, other small state, and the list of segments that hold the clients' rows
     state/rows-ROUND.safetensors    a segment: the rows of the clients that changed since the segment before
     history/ROUND.safetensors       earlier checkpoints, as hard links; `rollback` returns to one of them
 
 A segment is written before the checkpoint that lists it, and removed when no checkpoint lists it, so a process killed at any moment
-leaves a complete checkpoint. When the segments hold more than twice the rows that are alive, they are written anew as one.
+leaves a complete checkpoint. When the segments hold more than twice the rows that are in use, they are merged into one.
 """
 
 import json

@@ -10,7 +10,6 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -20,7 +19,7 @@ from flwr.serverapp.strategy.strategy_utils import log_strategy_start_info
 from torch import nn
 
 from ..algorithms import trait
-from ..callbacks.interface import RoundInfo, RunInfo, copied
+from ..callbacks.interface import RoundInfo, RunInfo
 from ..errors import Diverged, UsageError, number
 from ..metrics.rows import Row
 from ..participation import schedule
@@ -62,14 +61,13 @@ class Loop(Exchange):
             if self.evaluate_fn and self.log.t == 0:
                 log.info("Initial global evaluation results: %s", self._evaluate_on_server(0))
                 self._save()
-            info = RunInfo("", copied(s.config), num_rounds, None if s.folder is None else Path(s.folder), copied(self.log.rows))
-            s.callbacks.begin(info)
-            while self.log.t < num_rounds and not self.stopped:
+            s.callbacks.begin(RunInfo.of(self.log, s.config, num_rounds))
+            while self.log.t < num_rounds and not self.log.stopped:
                 self._round(num_rounds)
             if self.saved_at[0] < self.log.t:
                 self._save()
             s.failures.check_end()
-            self.log.finish(*s.form.model)
+            self.log.finish(s.form.model, {"clients": json.dumps([])})
             finished = True
         except Diverged:
             raise
@@ -154,14 +152,9 @@ class Loop(Exchange):
         s.callbacks.record(row, self._info, self.log.append)
         self._save_if_due()
         log.info("%s", log_line(row, num_rounds))
-        if self.stopped:
+        if self.log.stopped:
             log.info("a callback stopped the run after round %s", t + 1)
         s.failures.note(row)
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a callback has stopped the run, now or before it was resumed."""
-        return bool(self.log.rows) and bool(self.log.rows[-1].get("stopped"))
 
     def _info(self, row: Row, run: RunInfo) -> RoundInfo:
         """What callbacks see of a round."""

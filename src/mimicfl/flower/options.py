@@ -66,7 +66,7 @@ def checked_enough(given: Any) -> int | float | None:
 
 
 def checked_interval(given: Any, form: Any) -> tuple[int, float]:
-    """How often to write a checkpoint: every so many rounds, or "30s": after so many seconds. Returns least rounds and least seconds."""
+    """How often to write a checkpoint: every 5 rounds, or every "30s". Returns the fewest rounds and seconds between two checkpoints."""
     seconds = re.fullmatch(r"([0-9.]+) ?s", given) if isinstance(given, str) else None
     if isinstance(given, str) and seconds is None:
         raise UsageError(f"save_every must be a number of rounds, or seconds such as '30s', got {shown(given)}")

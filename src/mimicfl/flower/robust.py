@@ -15,7 +15,7 @@ from .replies import Update
 FACTOR = re.compile(r"([0-9]+(\.[0-9]+)?)x")
 FEW = 3  # with fewer norms than this to compare with, an update is only compared with the model
 SAMPLES, SENT = "(samples)", "sent:"  # keys of norms beside those of arrays
-SANITY = 1e3  # then it may move the model by this many times the model's own scale
+SANITY = 1e3  # the limit in that case: this many times the model's own scale
 
 
 @dataclass

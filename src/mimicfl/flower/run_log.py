@@ -1,6 +1,5 @@
 """Rows and checkpoints of a federation, in the format of the simulator, so that `mimicfl report` reads both."""
 
-import json
 import secrets
 from pathlib import Path
 from typing import Any
@@ -49,6 +48,3 @@ class RunLog(Recorder):
             self.checkpoints.save(tensors, facts | more, changed)
         for clients in changed.values():
             clients.clear()
-
-    def finish(self, w: Tensor, buffers: dict[str, Tensor]) -> None:
-        self.save("final", {"params": w} | {f"buffer.{name}": value for name, value in buffers.items()}, {"clients": json.dumps([])})

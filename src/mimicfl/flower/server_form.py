@@ -43,7 +43,7 @@ class ServerForm:
 
     name = "server"
     experiment = ""
-    least_clients = 1  # a round needs at least so many
+    least_clients = 1  # that a round needs
     own_exchange = False  # whether a round has messages of its own
     robust: Robust | None = None
 

@@ -59,7 +59,7 @@ class Federated(StrategyMethods):
     robust         robust aggregation: "clip:R", "median" or "trimmed:S"; None: the mean
     compress       how `client_app` compresses its updates, with error feedback: "8bit", or "topk:0.01"; None: not at all
     min_counted    a round with fewer valid updates is not aggregated
-    failed_rounds  the run fails after so many rounds in a row without `min_counted` updates; None: it never does
+    failed_rounds  the run fails after this many rounds in a row without `min_counted` updates; None: no limit
     folder         folder for checkpoints and rows; a new start with the same folder resumes the run
     save_every   rounds between two checkpoints, or seconds such as "30s"; a restart repeats the rounds after the last one
     keep_checkpoints   number of checkpoints to keep, for `mimicfl flower rollback`

@@ -151,7 +151,7 @@ class StrategyMethods(RoundSteps):
         log.warning("round %s: reply of client %s refused: %s", self._loop.round.t + 1, client, why)
 
     def metrics(self, contents: list[RecordDict]) -> MetricRecord | None:
-        """The clients' metrics, averaged as in Flower over those that report what most of them do."""
+        """The clients' metrics, averaged as in Flower, over the clients that report the same metrics as most."""
         alike = same_metrics(contents, self.weighted_by_key)
         return self.train_metrics_aggr_fn(alike, self.weighted_by_key) if alike else None
 
@@ -171,7 +171,7 @@ class StrategyMethods(RoundSteps):
         return [Message(content, idle[names[k]], kind, ttl=loop.ttl, group_id=group) for k in chosen]
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Average the clients' metrics over those that report what most of them do; a client with other metrics is left out."""
+        """Average the clients' metrics, over the clients that report the same metrics as most; the others are left out."""
         received = list(replies)
         if not received:
             return None

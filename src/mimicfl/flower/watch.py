@@ -16,7 +16,7 @@ from ..metrics.listing import state_of
 from ..metrics.store import RunFolder
 from .names import natural_key
 
-SHOWN_ROUNDS = 120  # rounds in the picture of participation
+SHOWN_ROUNDS = 120  # rounds per client on the page
 COLUMNS = (("server", "accuracy"), ("server", "loss"), ("train", "train_loss"))  # metrics that are columns of the rows already
 CURVES = ("test_accuracy", "test_loss", "train_loss")
 

@@ -42,7 +42,7 @@ def first_to_reach(rows: Sequence[Row], target: float, metric: str = "test_accur
 
 
 def censored_median(reached: Sequence[float], censored: Sequence[float]) -> float | None:
-    """The median of times of which the censored ones are only known to be longer (Kaplan-Meier); None if it is beyond all reached.
+    """The median of times, of which the censored ones are only known to be longer (Kaplan-Meier); None if it exceeds all known times.
 
     >>> censored_median([3.0, 5.0, 8.0], [10.0]), censored_median([3.0], [10.0, 10.0]), censored_median([5.0, 5.0], [8.0, 9.0])
     (5.0, None, 5.0)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..clients import params
-from ..display import curves, schedule_picture, table
+from ..display import curves, schedule_image, table
 from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
@@ -67,7 +67,7 @@ class History:
         facts = [(name, f"{value:.4g}") for name in ("test_accuracy", "test_loss", "distance") if (value := self.last(name)) is not None]
         facts += [("uploads", self.last("uploads")), ("MB up", f"{(self.last('bytes_up') or 0) / 1e6:.2f}")] if self.rows else []
         chart = curves([(repr(self), "", xs, ys)], "model uploads", head(metric))
-        schedule = schedule_picture(self.active) if self.rows and self.num_clients else ""
+        schedule = schedule_image(self.active, "active") if self.rows and self.num_clients else ""
         return f"<code>{html.escape(repr(self))}</code>{table([], facts)}{chart}{schedule}"
 
     def curve(self) -> tuple[str, list[int], list[float]]:
@@ -108,7 +108,7 @@ class History:
         return next((row[key] for row in reversed(self.rows) if row.get(key) is not None), None)
 
     def time_to(self, key: str, target: float, against: str = "virtual_seconds") -> float | None:
-        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up`, any other column.
+        """The cost until a column first reaches the target: virtual seconds, or `round`, `uploads`, `bytes_up` or any other column.
 
         None if the run never reaches it: the time is then censored at the end of the run. Columns of which smaller values are better,
         such as losses, perplexity and RMSE, must fall to the target; others must rise to it.

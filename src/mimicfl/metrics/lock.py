@@ -54,7 +54,7 @@ def is_locked(path: Path) -> bool:
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in such a block for this folder, which leaves no file in it."""
+    """Hold a lock on the folder within `with`, after waiting for other processes; leaves no file in it."""
     if fcntl is None:
         yield
         return

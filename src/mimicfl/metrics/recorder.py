@@ -26,6 +26,11 @@ class Recorder:
         """The number of the next round."""
         return len(self.rows)
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a callback stopped the run after its last round."""
+        return bool(self.rows) and bool(self.rows[-1].get("stopped"))
+
     def restore(self, rows: list[Row]) -> None:
         """Continue after these rows."""
         self.rows = rows
@@ -63,6 +68,11 @@ class Recorder:
         """Write a `checkpoint`, or the result as `final`, for the rounds up to the last row."""
         if self.folder is not None:
             self.folder.save(name, tensors, **{"round": str(self.t), **facts})
+
+    def finish(self, model: tuple[Tensor, dict[str, Tensor]], facts: Mapping[str, str], more: Mapping[str, Tensor] | None = None) -> None:
+        """Write the result, last of all: the model with its buffers, and `more` tensors."""
+        w, buffers = model
+        self.save("final", {"params": w} | {f"buffer.{name}": value for name, value in buffers.items()} | dict(more or {}), facts)
 
     def close(self) -> None:
         if self.folder is not None:

@@ -33,13 +33,13 @@ class RowsFile:
         """All rows up to the first incomplete line, checked against the facts."""
         count, found = number_of_rounds(facts), self._read()
         if len(found) < count:
-            raise UsageError(f"{self.path} is damaged: {len(found)} good rows, but the run had reached round {count}; {FROM_START}")
+            raise UsageError(f"{self.path} is damaged: {len(found)} valid rows, but the run had reached round {count}; {FROM_START}")
         if count and facts.get("rows", found[count - 1][1]) != found[count - 1][1]:
             raise UsageError(f"{self.path} does not belong to this run: its rows come from a different run; {FROM_START}")
         return [row for row, _ in found]
 
     def _read(self) -> list[tuple[Row, str]]:
-        """Every good row with its checksum, which is empty for rows of earlier versions."""
+        """Every valid row with its checksum, which is empty for rows of earlier versions."""
         found: list[tuple[Row, str]] = []
         crc = 0
         for line in self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []:

@@ -43,7 +43,7 @@ def make(what: str, spec: Any) -> Distribution | None:
 
 
 def drawn(what: str, distribution: Distribution, num_clients: int, seed: int) -> np.ndarray:
-    """The clients' values, checked; they depend only on the seed and on what they are for."""
+    """The clients' values, checked; they depend only on the seed and on `what` they are: speed or bandwidth."""
     values = np.asarray(distribution.draw(stream(seed, what), num_clients), dtype=float)
     if values.shape != (num_clients,):
         raise UsageError(f"{what}: there are {values.size} values for {num_clients} clients; give one per client")

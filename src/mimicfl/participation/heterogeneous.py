@@ -160,7 +160,7 @@ class Lognormal(_Static):
 
 @dataclass(frozen=True)
 class _Varying(Heterogeneous):
-    """p_i f(t): all clients have probability `p`, or differ with this mean by a Dirichlet distribution (`alpha` above 0)."""
+    """p_i f(t). All p_i equal `p`; with `alpha` above 0, they follow a Dirichlet distribution and have the mean `p`."""
 
     p: float = 0.5
     period: int = 20

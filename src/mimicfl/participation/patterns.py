@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ..display import schedule_picture
+from ..display import schedule_image
 from ..errors import UsageError, flag, integer, one_of, plain, probability, shown
 from ..registry import Registry
 from ..seeds import stream
@@ -69,7 +69,7 @@ class Pattern:
             example = schedule(self, *self.example_shape())
         except UsageError:  # it needs what only a run knows, such as the clients' labels
             return None
-        return f"<code>{html.escape(repr(self))}</code><br>{schedule_picture(example)}{observe(example)._repr_html_()}"
+        return f"<code>{html.escape(repr(self))}</code><br>{schedule_image(example, 'available')}{observe(example)._repr_html_()}"
 
     def example_shape(self) -> tuple[int, int]:
         """The rounds and clients that a notebook shows."""

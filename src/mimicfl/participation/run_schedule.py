@@ -14,7 +14,7 @@ from .stages import RoundClients, Stages
 
 FIRST_ROUNDS = 256  # of the pattern that an asynchronous run draws at first
 MOST_ROUNDS = 1_000_000  # limit of the search for enough nonempty rounds
-FEW = 2**22  # entries of a schedule up to which they are listed; a longer schedule has so many per round that a scan costs no more
+FEW = 2**22  # entries of a schedule up to which its available clients are listed; in a longer one, scanning a round costs little more
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Participation:
 
     @cached_property
     def _lists(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """The available clients of all rounds, one round after another, and where each round begins: a round then scans no population."""
+        """The available clients of all rounds, one round after another, and where each round begins: no round then scans the population."""
         rounds, n = self.available.shape
         if np.count_nonzero(self.available) > FEW:
             return None

@@ -60,7 +60,7 @@ class Chapter(Overview):
     """The same with everything that a page shows."""
 
     ranks: Ranking | None
-    pictures: dict[str, Figure]
+    figures: dict[str, Figure]
 
 
 def overview(part: Part, records: Path) -> Overview:
@@ -72,9 +72,9 @@ def overview(part: Part, records: Path) -> Overview:
 def chapter(part: Part, records: Path) -> Chapter:
     found = overview(part, records)
     shown, ranks = [table for table in found.tables if table.order], ranking(found.tables)
-    pictures = {"means": means(shown), "curves": curves(shown)} if shown else {}
-    pictures |= {"ranks": critical_difference(ranks)} if ranks else {}
-    return Chapter(**vars(found), ranks=ranks, pictures=pictures)
+    drawn = {"means": means(shown), "curves": curves(shown)} if shown else {}
+    drawn |= {"ranks": critical_difference(ranks)} if ranks else {}
+    return Chapter(**vars(found), ranks=ranks, figures=drawn)
 
 
 def findings(part: Part, records: Path) -> list[Finding]:
@@ -83,14 +83,14 @@ def findings(part: Part, records: Path) -> list[Finding]:
     return [Finding(part.name, t.pattern.name, t.pattern.about, *use(t), pattern_profile(part, t.pattern)) for t in tables]
 
 
-def write_benchmark_report(records: Path, page: Path, document: Path, pictures: Path) -> list[Chapter]:
+def write_benchmark_report(records: Path, page: Path, document: Path, figure_folder: Path) -> list[Chapter]:
     """Write the HTML page, the Markdown document and its figures."""
     chapters = [chapter(part, records) for part in PARTS.values()]
-    for folder in (page.parent, document.parent, pictures):
+    for folder in (page.parent, document.parent, figure_folder):
         make_folder(folder)
     for each in chapters:
-        for name, figure in each.pictures.items():
-            figures.save(figure, pictures / f"benchmark-{each.part.name}-{name}.png")
+        for name, figure in each.figures.items():
+            figures.save(figure, figure_folder / f"benchmark-{each.part.name}-{name}.png")
     facts: dict[str, Any] = {
         "chapters": [c for c in chapters if c.begun],
         "waiting": [c for c in chapters if not c.begun],
@@ -106,7 +106,7 @@ def write_benchmark_report(records: Path, page: Path, document: Path, pictures: 
     write_text(page, template.render(**facts, style=style))
     plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     template = plain.from_string((PAGE / "benchmark.md").read_text(encoding="utf-8"))
-    write_text(document, template.render(**facts, pictures=pictures.name).rstrip() + "\n")
+    write_text(document, template.render(**facts, figure_folder=figure_folder.name).rstrip() + "\n")
     return chapters
 
 
@@ -116,7 +116,7 @@ def names_of(found: Sequence[str]) -> str:
 
 
 def use(table: Table) -> tuple[str, str, str]:
-    """Which algorithm to use under a pattern, by how many points, and how sure that is."""
+    """Which algorithms to use under a pattern, their lead in points, and the evidence for it."""
     order, best = table.candidates, table.best
     if len(order) < 2:
         return "–", "–", "not run yet"

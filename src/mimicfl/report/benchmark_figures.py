@@ -1,4 +1,4 @@
-"""Pictures of the benchmark: means with intervals, curves, and the critical-difference diagram."""
+"""Figures of the benchmark: means with intervals, curves, and the critical-difference diagram."""
 
 import math
 from collections.abc import Sequence

@@ -81,7 +81,7 @@ def write(
         has_classes=any(g["classes"] for g in data["groups"]),
         has_clients=any(g["clients"] for g in data["groups"]),
         own_test=own_test(groups),
-        theory=[(THEORY[name], embedded(picture)) for name, picture in (theory or {}).items()],
+        theory=[(THEORY[name], embedded(figure)) for name, figure in (theory or {}).items()],
         notes=notes,
         settings=_settings(configs),
         versions=_versions(folders),
@@ -125,10 +125,10 @@ def in_script(data: Any) -> str:
     return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&"})
 
 
-def embedded(picture: Figure) -> str:
+def embedded(figure: Figure) -> str:
     """A figure as a data URL."""
     buffer = io.BytesIO()
-    render(picture, buffer, "png", dpi=110)
+    render(figure, buffer, "png", dpi=110)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 

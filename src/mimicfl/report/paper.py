@@ -82,21 +82,21 @@ class Section:
     commands: list[str]
     made: str
     verdicts: list[Verdict]
-    pictures: dict[str, Figure]
+    figures: dict[str, Figure]
 
 
-def write_paper_report(records: Records, seeds: Sequence[int], page: Path, document: Path, pictures: Path) -> list[Section]:
+def write_paper_report(records: Records, seeds: Sequence[int], page: Path, document: Path, figure_folder: Path) -> list[Section]:
     """Write the HTML page, the Markdown document and its figures."""
     if not records:
         raise UsageError("there is no record yet; run one of the experiments first, see mimicfl reproduce --list")
     lookup = lookup_in(records, seeds)
     verdicts = judge(lookup)
     sections = [_section(study, records, seeds, lookup, verdicts) for study in STUDIES.values()]
-    for folder in (page.parent, document.parent, pictures):
+    for folder in (page.parent, document.parent, figure_folder):
         make_folder(folder)
     for section in sections:
-        for name, figure in section.pictures.items():
-            figures.save(figure, pictures / f"paper-{name}.png")
+        for name, figure in section.figures.items():
+            figures.save(figure, figure_folder / f"paper-{name}.png")
     main = [v for v in verdicts if v.of_the_paper]
     facts = {
         "sections": sections,
@@ -114,7 +114,7 @@ def write_paper_report(records: Records, seeds: Sequence[int], page: Path, docum
     template = html.from_string((PAGE / "paper.html").read_text(encoding="utf-8"))
     write_text(page, template.render(**facts, embedded=embedded, version=__version__, style=style))
     template = plain.from_string((PAGE / "paper.md").read_text(encoding="utf-8"))
-    write_text(document, template.render(**facts, pictures=_relative(pictures, document.parent)) + "\n")
+    write_text(document, template.render(**facts, figure_folder=_relative(figure_folder, document.parent)) + "\n")
     return sections
 
 

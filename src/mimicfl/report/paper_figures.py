@@ -23,7 +23,7 @@ def draw(study: Study, records: Records, seeds: Sequence[int]) -> dict[str, Figu
         for column in study.columns:
             groups: Sequence[Group] = [group for a in study.algorithms if (group := runs_of(Cell(study, column, a), records, seeds))]
             if groups:
-                groups, _ = with_seeds_in_common(groups, "test_accuracy")  # otherwise a lucky seed would look like a better algorithm
+                groups, _ = with_seeds_in_common(groups, "test_accuracy")  # means over different seeds cannot be compared
                 suffix = f"-{'-'.join(re.findall(r'[a-z0-9.]+', column))}" if len(study.columns) > 1 else ""
                 found[study.name + suffix] = curves(groups, heading=f"{study.title}, {study.place(column)}")
     elif study.drawn == "against" and (figure := _against(study, records, seeds)):

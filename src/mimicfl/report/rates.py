@@ -88,7 +88,7 @@ def _pick(groups: Sequence[Group], metric: str) -> Group:
 
 def _best(algorithm: str, setting: str, groups: Sequence[Group], name: str, metric: str) -> BestRate:
     ordered = sorted(groups, key=lambda g: rate_of(g, name) or 0.0)
-    # A rate without a result, as of runs that diverged at once, was tried all the same: it is not the best, and there is no edge before it.
+    # A rate whose runs diverged has no result, but it was tried: the best rate next to it is not at the edge.
     best = _pick(ordered, metric)
     tried = [g.settings[name] for g in ordered]
     edge = "" if len(ordered) < 2 else "smallest" if best is ordered[0] else "largest" if best is ordered[-1] else ""

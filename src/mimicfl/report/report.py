@@ -22,7 +22,7 @@ MOST_NAMES = 3  # in the name of the folder of a report
 class Report:
     groups: list[Group]
     page: Path
-    pictures: list[Path]
+    figures: list[Path]
     unfinished: str  # a message about unfinished runs, or empty
 
 
@@ -44,11 +44,11 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None, liv
     with explained(make_folder(target)):
         remove_dead(target)
     theory, notes = theory_figures.draw(groups)
-    pictures = [] if live else _pictures(groups, target)
-    pictures += [figures.save(found, target / f"theory-{name}.png") for name, found in theory.items()]
+    written = [] if live else _write_figures(groups, target)
+    written += [figures.save(found, target / f"theory-{name}.png") for name, found in theory.items()]
     unfinished = _unfinished(folders)
     page = html.write(target / "report.html", groups, [f for f, _ in kept], unfinished, theory, notes, live)
-    return Report(groups, page, pictures, unfinished)
+    return Report(groups, page, written, unfinished)
 
 
 def _unfinished(folders: Sequence[RunFolder]) -> str:
@@ -63,16 +63,16 @@ def _unfinished(folders: Sequence[RunFolder]) -> str:
     return said
 
 
-def _pictures(groups: Sequence[Group], target: Path) -> list[Path]:
+def _write_figures(groups: Sequence[Group], target: Path) -> list[Path]:
     """Write the figures, and the result table as CSV and LaTeX."""
-    picture = figures.overview(groups)
-    pictures = [figures.save(picture, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
+    overview = figures.overview(groups)
+    written = [figures.save(overview, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
     schedule = figures.availability(longest.active, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
-    pictures.append(figures.save(schedule, target / "availability.png"))
+    written.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))
-    return pictures
+    return written
 
 
 def _default_folder(paths: Sequence[Path]) -> Path:

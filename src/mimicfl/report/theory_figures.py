@@ -197,17 +197,17 @@ def draw(groups: Sequence[Group]) -> tuple[dict[str, Figure], list[str]]:
         shown = [replace(g, color=color, dash=dash) for g, (color, dash) in zip(few, looks, strict=True)]
     first, notes = norms(shown)
     notes = [omitted] * bool(omitted) + notes
-    pictures = {"norms": first, "errors": errors(shown), "parts": parts(shown)}
+    figures = {"norms": first, "errors": errors(shown), "parts": parts(shown)}
     by_class = recall(shown)
     if by_class is not None:
-        pictures["recall"] = by_class
+        figures["recall"] = by_class
     try:
         found = certified_rates(shown)
         if found is not None:
-            pictures["certificate"] = found
+            figures["certificate"] = found
     except UsageError as reason:
         notes.append(f"{reason}.")
-    return pictures, notes
+    return figures, notes
 
 
 def certified_rates(groups: Sequence[Group]) -> Figure | None:

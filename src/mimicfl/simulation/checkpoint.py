@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import UsageError
 from ..files import is_scratch
@@ -63,7 +64,7 @@ class Checkpoints:
 
     def _check_extension(self) -> None:
         run, where = self.run, self.folder.path
-        if run.recorder.rows and run.recorder.rows[-1].get("stopped"):
+        if run.recorder.stopped:
             raise UsageError(f"{where} was stopped by its callback after {run.t} rounds and cannot be extended: choose another folder")
         if run.diagnostics:
             raise UsageError(
@@ -78,8 +79,8 @@ class Checkpoints:
             raise UsageError(f"{where} and has no checkpoint to resume from: choose another folder")
         return saved
 
-    def save_if_due(self, together: int) -> None:
-        """Save if it is time; `together`: how many runs share the time."""
+    def save_if_due(self, num_runs: int) -> None:
+        """Save if it is time; `num_runs` share the time, and each of them saves checkpoints."""
         run = self.run
         if run.t == run.rounds:
             due = not is_scratch()  # the result follows at once; this checkpoint is for extending the run
@@ -87,7 +88,7 @@ class Checkpoints:
             due = run.t % self.every == 0
         else:
             share = SCRATCH_SHARE if is_scratch() else CHECKPOINT_SHARE
-            due = time.perf_counter() - self.saved_at >= self.saving_took * together / share
+            due = time.perf_counter() - self.saved_at >= self.saving_took * num_runs / share
         if due:
             self.save()
 
@@ -102,16 +103,15 @@ class Checkpoints:
         self.saving_took = self.saved_at - start
 
     def finish(self, client_accuracy: list[float | None], client_scores: list[float | None]) -> None:
-        """Write the result, last of all."""
+        """Write the result: the model, and per client its accuracy and score."""
         run = self.run
-        w, buffers = run.server.model
-        tensors = {"params": w} | {f"buffer.{name}": value for name, value in buffers.items()}
+        tensors: dict[str, Tensor] = {}
         for name, values in (("client_accuracy", client_accuracy), ("client_scores", client_scores)):
             if values:
                 tensors[name] = torch.tensor([math.nan if value is None else value for value in values], dtype=torch.float64)
         if run.problem.class_counts is not None:
             tensors["class_counts"] = torch.from_numpy(run.problem.class_counts)
-        run.recorder.save("final", tensors, self._facts())
+        run.recorder.finish(run.server.model, self._facts(), tensors)
 
     def _facts(self) -> dict[str, str]:
         run = self.run

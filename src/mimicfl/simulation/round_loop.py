@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ..algorithms.client_numbers import together
+from ..algorithms.client_numbers import all_on_device
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
 from ..algorithms.updates import ClientUpdates
 from ..data.clients import Holdout
@@ -29,7 +29,7 @@ Ends = dict[Run, History | Diverged]
 
 
 def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None, until: float | None = None) -> Ends:
-    """Train every run to its end, round by round; a run that ends or diverges does not disturb the others.
+    """Train every run to its end, round by round; a run that ends or diverges does not affect the others.
 
     At `until`, a time of `time.monotonic`, the runs that are not finished are saved and left out.
     """
@@ -52,7 +52,7 @@ def round_loop(runs: Sequence[Run], engine: Engine, on_row: OnRow | None = None,
 def requests_of(runs: Sequence[Run]) -> Requests:
     """The requests to the active clients of these runs, whose numbers are copied to the device at once."""
     active = [run.begin_round() for run in runs]
-    return {run: run.request(numbers) for run, numbers in zip(runs, together(active, runs[0].problem.device), strict=True)}
+    return {run: run.request(numbers) for run, numbers in zip(runs, all_on_device(active, runs[0].problem.device), strict=True)}
 
 
 def train_active(engine: Engine, requests: Requests) -> Updates:
@@ -78,14 +78,14 @@ def apply_updates(requests: Requests, updates: Updates, ends: Ends) -> None:
                 raise_for_model(trained[run])
 
 
-def close_rounds(requests: Requests, updates: Updates, ends: Ends, engine: Engine, together: int, on_row: OnRow | None) -> None:
+def close_rounds(requests: Requests, updates: Updates, ends: Ends, engine: Engine, num_runs: int, on_row: OnRow | None) -> None:
     """Evaluate and record the round of every run that has not diverged, and finish the runs for which it was the last."""
     losses = mean_losses(updates)
     left = [run for run in requests if run not in ends]
     evaluate_models([run for run in left if run.due and run.score is None], engine)
     for run in left:
         with diverging(run, ends):
-            row = run.close_round(requests[run], losses.get(run), together)
+            row = run.close_round(requests[run], losses.get(run), num_runs)
             if on_row:
                 on_row(run, row)
             if run.t == run.rounds:
@@ -138,7 +138,7 @@ def evaluate_models(due: list[Run], engine: Engine) -> None:
 
 
 def evaluate_in_slices(task: LearningTask, test: Holdout, due: list[Run], engine: Engine, w: Tensor, buffers: Buffers) -> None:
-    """The same for a task: outputs of one slice of the test samples at a time."""
+    """`evaluate_models` for a task, on one slice of the test samples at a time."""
     tallies = [Tally(task) for _ in due]
     for part in test.slices():
         outputs = engine.outputs(w, buffers, part)

@@ -15,7 +15,7 @@ from ..algorithms import trait
 from ..algorithms.finite import check_global_model
 from ..algorithms.server import Server
 from ..algorithms.updates import ClientUpdates
-from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo, copied
+from ..callbacks.interface import CallbackSet, RoundInfo, RunInfo
 from ..clients import params
 from ..engines.interface import TrainRequest
 from ..errors import Diverged, UsageError, shown
@@ -143,10 +143,10 @@ class Run:
         sent = traffic(self.server, len(self.round.selected), len(self.round.active) + self.round.surplus)
         self.recorder.count(uploads=uploads, **sent)
 
-    def close_round(self, request: TrainRequest | None, loss: float | None, together: int = 1) -> Row:
+    def close_round(self, request: TrainRequest | None, loss: float | None, num_runs: int = 1) -> Row:
         """Evaluate, call back, record, and save a checkpoint when it is time.
 
-        `loss` is the mean training loss of the active clients, `together` how many runs train together.
+        `loss` is the mean training loss of the active clients, `num_runs` how many runs train together.
         """
         clients, eta_L, eta = (request.active.tolist(), request.eta_L, request.eta) if request else ([], None, None)
         score = self.evaluated() if self.due else None
@@ -164,25 +164,23 @@ class Run:
         self.callbacks.record(row, self._round_info, self.recorder.append, lambda: self._last_columns(clients))
         self.end_where_stopped()
         if self.checkpoints is not None:
-            self.checkpoints.save_if_due(together)
+            self.checkpoints.save_if_due(num_runs)
         return row
 
     def _last_columns(self, active: list[int]) -> Row:
-        """The evaluation of the last model, which always is evaluated."""
+        """The evaluation of the last model, which is always evaluated."""
         score = self.evaluated()
         return scored(score) | self._client_columns(score, active)
 
     def _client_columns(self, score: Score | None, active: list[int]) -> dict[str, float | None]:
-        """The metric on the clients' own test samples, by participation up to this round; nothing where it is not measured."""
+        """The metric on the clients' own test samples, by participation up to this round; empty if it is not measured."""
         if score is None or not (found := self.problem.client_scores(score)):
             return {}
         return summary(found, self.visits.until(self.recorder.rows, active), self.problem.client_metric.higher_is_better)
 
     def begin_callbacks(self) -> None:
         """Before the first round, or before the next one of a run that resumes."""
-        folder = None if self.recorder.folder is None else self.recorder.folder.path
-        config, rows = copied(self.config), tuple(copied(self.recorder.rows))
-        self.callbacks.begin(RunInfo(self.name, config, self.rounds, folder, rows, dict(self.problem.directions)))
+        self.callbacks.begin(RunInfo.of(self.recorder, self.config, self.rounds, self.name, self.problem.directions))
 
     def _round_info(self, row: Row, run: RunInfo) -> RoundInfo:
         return RoundInfo(row, run, lambda: self.server.model[0].detach().cpu().clone(), self._model)
@@ -197,7 +195,7 @@ class Run:
 
     def end_where_stopped(self) -> None:
         """No rounds follow the one in which a callback stopped the run."""
-        if self.recorder.rows and self.recorder.rows[-1].get("stopped"):
+        if self.recorder.stopped:
             self.active = self.active[: self.t]
 
     @property

@@ -78,7 +78,7 @@ def simulate(
     split             one array of training sample numbers per client
     algorithm         a name (`mimic`, `fedprox:mu=0.1`) or an object (`mf.MimiC()`)
     availability      a spec (`time-varying:0.1`) or a pattern (`mf.availability.TimeVarying(0.1)`)
-    rounds, uploads   stop after so many rounds or model uploads (one per vector that a client sends), whichever comes first
+    rounds, uploads   stop after this many rounds or model uploads (one per vector that a client sends), whichever comes first
     local             what a client does in a round, see `LocalSGD` and `Local`
     global_lr         eta_t: a rate, a schedule, or "local" to follow the local rate
     server_optimizer  how the server applies the algorithm's direction: "none" (w - eta_t v_t), "momentum:0.9", "adam:lr=0.01", "yogi",

@@ -27,7 +27,7 @@ def client_seconds(
 
 
 def traffic(server: Server, down: int, up: int) -> dict[str, int]:
-    """The vectors and bytes of a round in which so many clients receive the model and so many send updates."""
+    """The vectors and bytes of a round in which `down` clients receive the model and `up` clients send updates."""
     vectors = {"up": trait(server.algorithm, "uploads"), "down": trait(server.algorithm, "downloads")}
     size, extra = server.w.numel() * server.w.element_size(), sum(b.numel() * b.element_size() for b in server.buffers.values())
     found = {}

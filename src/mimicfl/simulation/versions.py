@@ -42,7 +42,7 @@ class Versions:
         stale = request.t - versions
         if not stale.any():
             return dataclasses.replace(request, staleness=stale)
-        # Every server step has as many arrivals, so a version's learning rate is that of its server step.
+        # Every server step has the same number of arrivals, so a version's learning rate is that of its server step.
         starts = [Start(*self.held[v], self.server.local_lr(v, len(versions))) for v in versions.tolist()]
         given = dataclasses.replace(request.instructions, start=torch.stack([start.w for start in starts]))
         return dataclasses.replace(request, instructions=given, staleness=stale, starts=starts)

@@ -108,7 +108,7 @@ class RayEngine:
 
 
 def with_fewer_lanes(label: str, groups: int) -> str:
-    """The label of a worker's engine, which trains one of so many groups."""
+    """The label of a worker's engine, which trains one of this many groups."""
     name, lanes, compiled = engine_parts(label)
     return f"{name}:{-(-lanes // groups)}{':compiled' * compiled}" if lanes else label
 

@@ -20,7 +20,7 @@ from ..capabilities import Unsupported
 from ..torch_overrides import without_dropout
 from .trace import BATCH
 
-SPACED, CLASSES = 24, 40  # samples spread over the data, plus one from each of at most so many classes
+SPACED, CLASSES = 24, 40  # samples spread over the data, plus one from each class, for at most this many classes
 # Tolerances relative to the largest value. A wrong layer causes far larger errors, float32 rounding far smaller ones.
 OUTPUTS, GRADIENT = 1e-4, 1e-3
 FLOOR = 1e-6  # the least value that an error is relative to

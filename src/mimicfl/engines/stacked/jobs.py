@@ -193,7 +193,7 @@ def _shifts(requests: Sequence[TrainRequest]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Results:
-    """What the jobs gave; rows follow the list of jobs."""
+    """The results of the jobs; rows follow the list of jobs."""
 
     g: Tensor  # [J, d]
     total: Tensor  # [J] sum of the batch losses

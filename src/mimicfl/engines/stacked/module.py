@@ -43,7 +43,7 @@ class CumulativeMomentum:
 
 
 class CurrentWeights:
-    """A recurrent layer that reads its weights anew in every call; PyTorch's keeps a list of the parameters that it was made with."""
+    """A recurrent layer that reads its weights in every call; PyTorch's keeps a list of the parameters that it was made with."""
 
     _flat_weights_names: list[str]
 

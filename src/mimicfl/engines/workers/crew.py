@@ -206,7 +206,7 @@ def _end(processes: list[Process], owner: int) -> None:
 
 
 def _read(end: int, size: int) -> bytes:
-    """Read so many bytes, fewer if the other side has closed."""
+    """Read this many bytes, or fewer if the other side has closed."""
     found = b""
     while len(found) < size and (more := os.read(end, size - len(found))):
         found += more

@@ -1,4 +1,4 @@
-"""Memory that a process shares with those it forks: what clients are to do, and what they have done."""
+"""Memory that a process shares with those it forks: the requests of a round and the clients' results."""
 
 import ctypes
 import json
@@ -150,7 +150,7 @@ def results_of(request: TrainRequest) -> list[Shape]:
 
 @dataclass(frozen=True)
 class Results:
-    """What the clients of a request have done; rows follow `active`."""
+    """The results of the clients of a request; rows follow `active`."""
 
     total: Tensor
     steps: Tensor

@@ -2,7 +2,7 @@
 
 Of each device the twin keeps how long it is available in total, and its habits: at which time of day it is available, and for how long. A
 phone that charges through the night stays available for hours at night and for minutes by day; a twin without this has many more clients
-per night than the trace, which changes how algorithms rank. The rest is drawn anew. Each device's days are shuffled. Its sessions, which
+per night than the trace, which changes how algorithms rank. The rest is random. Each device's days are shuffled. Its sessions, which
 are intervals with short gaps between them, begin an hour or so earlier or later. Intervals and gaps are blurred. Devices are renamed and
 shuffled.
 """

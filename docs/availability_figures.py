@@ -1,6 +1,6 @@
-"""The pictures of docs/availability.md.
+"""The figures of docs/availability.md.
 
-python docs/availability_pictures.py        # a few seconds
+python docs/availability_figures.py        # a few seconds
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 import mimicfl as mf
 from mimicfl.participation.traces.summary import by_hour
 
-PICTURES = Path(__file__).parent / "pictures"
+FIGURES = Path(__file__).parent / "pictures"
 DAY = 86_400
 GALLERY = [
     "static:0.2",
@@ -64,4 +64,4 @@ def a_week() -> Figure:
 
 if __name__ == "__main__":
     for name, draw in (("availability-patterns", gallery), ("availability-diurnal", a_week)):
-        draw().savefig(PICTURES / f"{name}.png", dpi=130)
+        draw().savefig(FIGURES / f"{name}.png", dpi=130)
