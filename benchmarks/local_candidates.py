@@ -89,6 +89,40 @@ class Proximal(mf.FedSteer):
         mf.FedGain.aggregate(self, state, active, plain, replace(step, eta=step.eta * steps))  # type: ignore[arg-type]
 
 
+@register("blended")
+@dataclass(frozen=True)
+class Blended(mf.FedSteer):
+    """FedSteer where clients take few local steps, FedGain where they take many: `half` is the number of steps in the middle.
+
+    With b = 1 / (1 + (K / half)^2), b of the shift acts in the local steps, the memories follow the direction by (1 - b) gain, and the model
+    moves b of the way from FedGain's direction towards the mean of the active clients' steps.
+    """
+
+    half: float = 60.0
+    gain: float = 0.75
+
+    def blend(self, state: Any) -> Any:
+        return 1 / (1 + (state.K / self.half) ** 2)
+
+    def instructions(self, state: Any, active: Tensor) -> Instructions:
+        shift: Any = super().instructions(state, active).shift
+        return Instructions(shift=self.blend(state).to(shift.dtype) * shift)
+
+    def aggregate(self, state: Any, active: Tensor, g: Tensor, step: Step) -> None:
+        now = (step.per_step(g) - self.instructions(state, active).shift).double()
+        state.K = step.weights.double() @ step.K.double()
+        b, share, k = self.blend(state), step.share.double(), state.k[active]
+        total, left = share @ (now + state.c[active].double()), 1 - state.k_mean
+        all_follow = (total + (share @ (1 - k)) * state.v) / share.sum()
+        v = state.v = (left * state.v + total) / (left + share @ k)
+        held = (1 - b) * self.gain
+        state.k_mean = state.k_mean + share @ (held - k)
+        state.k[active] = held
+        state.c[active] = (held * v - now).to(g.dtype)
+        eta: Any = step.eta * (1.0 if step.update == "mean" else state.K)
+        state.w = state.w - (eta * (v + b * (all_follow - v))).to(g.dtype)
+
+
 @dataclass
 class ClippedState(SteerState):
     r: Tensor  # [N] float64: norm of each client's last mean gradient; 0 before the first
