@@ -95,6 +95,21 @@ def test_a_clear_winner_is_recommended_alone_and_a_tie_is_not_broken(tiny, tmp_p
     assert "no significant difference" in use(table)[2]
 
 
+def test_an_algorithm_far_behind_is_not_recommended_because_its_mean_is_uncertain(tiny, tmp_path):
+    fill(tiny, tmp_path, lambda cell, e: 0.9 if cell.grid.algorithm == "mimic" or e.seed == 1 else 0.5)
+    [table] = analyse(tiny, tmp_path)
+    assert table.tests["mimic", "fedavg"].adjusted > 0.05
+    assert table.best == ["mimic"]
+
+
+def test_nothing_is_recommended_before_all_algorithms_are_complete(tiny, tmp_path):
+    part = dataclasses.replace(tiny, grids=(*tiny.grids, Grid("mifa", tiny.grids[0].axes), Grid("known-p", tiny.grids[0].axes)))
+    fill(tiny, tmp_path, noisy(0.1))
+    [table] = analyse(part, tmp_path)
+    assert table.best == []
+    assert use(table) == ("–", "–", "2 of 3 algorithms complete")
+
+
 def test_oracles_are_shown_but_do_not_compete(tiny, tmp_path):
     part = dataclasses.replace(tiny, grids=(*tiny.grids, Grid("known-p", tiny.grids[0].axes)))
     fill(part, tmp_path, lambda cell, e: 0.99 if cell.grid.algorithm == "known-p" else noisy(0.1)(cell, e))
@@ -110,7 +125,7 @@ def test_incomplete_algorithms_do_not_compete(tiny, tmp_path):
     fill(tiny, tmp_path, noisy(0.1), stages=("tuning",))
     [table] = analyse(tiny, tmp_path)
     assert table.order == []
-    assert use(table)[2] == "not run yet"
+    assert use(table)[2] == "0 of 2 algorithms complete"
     assert ranking([table]) is None
     assert any("2 of 2 cells are not complete" in line for line in deviations(tiny, tmp_path, [table]))
 

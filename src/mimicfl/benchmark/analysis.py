@@ -14,6 +14,8 @@ from .progress import CellProgress, progress_of
 from .records import Results, changes, plans, read_cell
 from .suite import ORACLES, Cell, Part, PatternCase
 
+MARGIN = 2.0  # points; an algorithm further behind the best mean is not recommended, however uncertain its own mean is
+
 BySeed = dict[int, float]
 
 
@@ -89,10 +91,16 @@ class Table:
 
     @property
     def best(self) -> list[str]:
-        """The candidate with the best mean, and those that are not significantly worse."""
-        if not (order := self.candidates):
+        """The candidate with the best mean, and those not significantly worse and within the margin; none before all are complete."""
+        if not (order := self.candidates) or self.missing:
             return []
-        return [name for name in order if name == order[0] or self.tests[order[0], name].adjusted >= LEVEL]
+        tests = {name: self.tests[order[0], name] for name in order[1:]}
+        return [order[0], *(name for name, test in tests.items() if test.adjusted >= LEVEL and test.difference.mean <= MARGIN)]
+
+    @property
+    def missing(self) -> int:
+        """How many algorithms that a deployment can use are not complete."""
+        return sum(entry.state.stage != "complete" for name, entry in self.entries.items() if name not in ORACLES)
 
 
 def analyse(part: Part, records: Path) -> list[Table]:

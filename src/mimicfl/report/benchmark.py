@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from .. import algorithms
 from .._version import __version__
 from ..algorithms.client_memory import ClientMemory
-from ..benchmark.analysis import Entry, Table, analyse, deviations, ranking
+from ..benchmark.analysis import MARGIN, Entry, Table, analyse, deviations, ranking
 from ..benchmark.grid import Config
 from ..benchmark.measure import COSTS, METRICS
 from ..benchmark.recommend import Finding, pattern_profile
@@ -28,7 +28,7 @@ from .styles import title_of
 
 CAPTIONS = {
     "means": "Mean test accuracy over the last tenth of the run, with 95 % intervals over seeds. A filled point is the best mean, or not "
-    "significantly worse than it.",
+    f"significantly worse and at most {MARGIN:g} points behind.",
     "curves": "Test accuracy in each round, mean over seeds.",
     "ranks": "Mean rank of each algorithm over the patterns; 1 is best. A bar joins algorithms whose ranks differ by less than the "
     "critical difference of the Nemenyi test: over these patterns, their order is not decided.",
@@ -78,8 +78,8 @@ def chapter(part: Part, records: Path) -> Chapter:
 
 
 def findings(part: Part, records: Path) -> list[Finding]:
-    """What the records say under each pattern for which at least two algorithms are complete."""
-    tables = [table for table in analyse(part, records) if len(table.candidates) > 1]
+    """What the records say under each pattern for which all algorithms are complete."""
+    tables = [table for table in analyse(part, records) if table.best]
     return [Finding(part.name, t.pattern.name, t.pattern.about, *use(t), pattern_profile(part, t.pattern)) for t in tables]
 
 
@@ -97,6 +97,7 @@ def write_benchmark_report(records: Path, page: Path, document: Path, figure_fol
         "protocol": PROTOCOL,
         "metrics": METRICS,
         "costs": COSTS,
+        "margin": MARGIN,
         "version": __version__,
     }
     facts |= {"use": use, "cell": cell, "metric": metric_text, "cost": cost_text, "config": config_text, "title_of": title_of}
@@ -118,16 +119,15 @@ def names_of(found: Sequence[str]) -> str:
 def use(table: Table) -> tuple[str, str, str]:
     """Which algorithms to use under a pattern, their lead in points, and the evidence for it."""
     order, best = table.candidates, table.best
-    if len(order) < 2:
-        return "–", "–", "not run yet"
+    if not best:
+        return "–", "–", f"{len(order)} of {len(order) + table.missing} algorithms complete"
     rest = [name for name in order if name not in best]
     if not rest:
         return names_of(best), "–", f"no significant difference among the {len(best)} compared"
     nearest = table.tests[best[0], rest[0]]
     by = f"{interval(nearest.difference)} over {title_of(rest[0])}"
     sure = f"p {_p(nearest.adjusted)} (sign flips {_p(nearest.flips, adjusted=False)}), {nearest.difference.pairs} seeds"
-    missing = len(table.entries) - len(table.order)
-    return names_of(best), by, sure + (f"; {missing} algorithm{'s' * (missing > 1)} not complete" if missing else "")
+    return names_of(best), by, sure
 
 
 def _p(value: float, adjusted: bool = True) -> str:
