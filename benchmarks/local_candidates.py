@@ -94,8 +94,8 @@ class Proximal(mf.FedSteer):
 class Blended(mf.FedSteer):
     """FedSteer where clients take few local steps, FedGain where they take many: `half` is the number of steps in the middle.
 
-    With b = 1 / (1 + (K / half)^2), b of the shift acts in the local steps, the memories follow the direction by (1 - b) gain, and the model
-    moves b of the way from FedGain's direction towards the mean of the active clients' steps.
+    With b = 1 / (1 + (K / half)^2), b of the shift acts in the local steps, the memories follow the direction by (1 - b) gain, and the
+    model moves b of the way from FedGain's direction towards the mean of the active clients' steps.
     """
 
     half: float = 60.0

@@ -13,8 +13,9 @@ from mimicfl.benchmark.grid import Grid
 from mimicfl.benchmark.measure import measure
 from mimicfl.benchmark.recommend import advise, profile, shipped, write_findings
 from mimicfl.benchmark.records import register
-from mimicfl.benchmark.suite import PARTS, PatternCase
+from mimicfl.benchmark.suite import LOCAL_STEPS, PARTS, PatternCase
 from mimicfl.cli.main import main
+from mimicfl.experiments.build import build_problem
 from mimicfl.metrics.curves import area, swing, tail_mean
 from mimicfl.metrics.history import History
 from mimicfl.report.benchmark import cost_text, findings, memory_text, metric_text, use, write_benchmark_report
@@ -276,3 +277,11 @@ def test_patterns_are_distinct():
     names = [p.name for p in PARTS["digits"].patterns]
     assert len(set(names)) == len(names)
     assert all(isinstance(p, PatternCase) and p.about for p in PARTS["digits"].patterns)
+
+
+@pytest.mark.parametrize("name", ["digits", "digits-warm", "digits-averaged"])
+def test_local_steps_are_those_of_the_part(name):
+    part = PARTS[name]
+    cell = part.cells()[0]
+    problem = build_problem(next(iter(cell.final(cell.grid.configs()[0]).values())))
+    assert {len(problem.local.batch_sizes(int(size))) for size in problem.clients.sizes} == {LOCAL_STEPS[name]}

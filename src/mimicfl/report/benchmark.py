@@ -17,7 +17,7 @@ from ..benchmark.grid import Config
 from ..benchmark.measure import COSTS, METRICS
 from ..benchmark.recommend import Finding, pattern_profile
 from ..benchmark.records import plans
-from ..benchmark.suite import PARTS, PROTOCOL, Part
+from ..benchmark.suite import LOCAL_STEPS, PARTS, PROTOCOL, Part
 from ..files import make_folder, write_text
 from ..significance import Paired, Ranking
 from . import figures
@@ -98,6 +98,8 @@ def write_benchmark_report(records: Path, page: Path, document: Path, figure_fol
         "metrics": METRICS,
         "costs": COSTS,
         "margin": MARGIN,
+        "glance": glance([c for c in chapters if c.begun]),
+        "steps": LOCAL_STEPS,
         "version": __version__,
     }
     facts |= {"use": use, "cell": cell, "metric": metric_text, "cost": cost_text, "config": config_text, "title_of": title_of}
@@ -128,6 +130,13 @@ def use(table: Table) -> tuple[str, str, str]:
     by = f"{interval(nearest.difference)} over {title_of(rest[0])}"
     sure = f"p {_p(nearest.adjusted)} (sign flips {_p(nearest.flips, adjusted=False)}), {nearest.difference.pairs} seeds"
     return names_of(best), by, sure
+
+
+def glance(chapters: Sequence[Chapter]) -> list[tuple[str, list[str]]]:
+    """What to use under each pattern, one text per chapter: the recommended algorithms."""
+    about = {t.pattern.name: t.pattern.about.removesuffix("; all take part in the first round") for c in chapters for t in c.tables}
+    tables = [{t.pattern.name: t for t in c.tables} for c in chapters]
+    return [(text, [names_of(own[name].best) if name in own and own[name].best else "–" for own in tables]) for name, text in about.items()]
 
 
 def _p(value: float, adjusted: bool = True) -> str:
