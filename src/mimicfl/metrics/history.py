@@ -33,9 +33,9 @@ class History:
     """The rows of a run (one dict per round), its final parameters and which clients participated.
 
     A row holds: round, active (number of active clients), clients (their numbers; in a federation, their ids if these are numbers from 0 to
-    N - 1, else numbers in the order in which they joined), empty, local_lr, global_lr, train_loss, test_loss, test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploads as
-    the paper counts them), vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see
-    `mimicfl.metrics.diagnostics`.
+    N - 1, else numbers in the order in which they joined), empty, local_lr, global_lr, train_loss, test_loss, test_accuracy,
+    class_accuracy, seconds, and running totals: uploads (model uploads as the paper counts them), vectors_up, vectors_down, bytes_up,
+    bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
     """
 
     rows: list[Row] = field(repr=False)
