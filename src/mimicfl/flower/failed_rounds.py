@@ -41,7 +41,7 @@ class FailedRounds:
         if self.asked:
             raise NothingLearned(self._message("in the whole run"))
         raise NothingLearned(
-            f"no client was selected in any of the {counted(self.rounds, 'round')}; check the availability (failed_rounds=None permits this)"
+            f"no client was selected in any of the {counted(self.rounds, 'round')}; check the availability (failed_rounds=None permits it)"
         )
 
     def _count(self, row: dict[str, Any]) -> None:
