@@ -1,8 +1,8 @@
 """Every code block of the documentation works.
 
-`python` and `bash` blocks run, page by page, in the order of the page and in one new folder. A block whose first line names a file, such as
-`# grid.toml`, is written to that file first. `console` blocks need a network, a GPU, other machines or many minutes: their mimicfl commands
-must parse. Settings must be valid.
+`python` and `bash` blocks run, page by page, in the order of the page and in one new folder, each as a whole, as if pasted. A block whose
+first line names a file, such as `# grid.toml`, is written to that file first. `console` blocks need a network, a GPU, other machines or
+many minutes: their mimicfl commands must parse. Settings must be valid.
 """
 
 import contextlib
@@ -45,16 +45,14 @@ def test_blocks_run(page, tmp_path):
         elif language == "bash" and text.startswith("#!"):
             run(["bash", "-e", file.name], tmp_path, **SLURM)
         elif language == "bash":
-            for line in text.splitlines():
-                run_line(line, tmp_path)
+            run(["bash", "-ec", "\n".join(line for line in text.splitlines() if not is_make(line))], tmp_path)
 
 
-def run_line(line, folder):
-    """Run a command; for `make`, the target must exist."""
+def is_make(line):
+    """Whether a command is `make`, which is not run: its target must exist."""
     if line.startswith("make "):
         assert f"\n{line.split()[1]}:" in (ROOT / "Makefile").read_text(), line
-    else:
-        run(line, folder)
+    return line.startswith("make ")
 
 
 def commands(page):

@@ -61,7 +61,7 @@ class Registry(Generic[T]):
         if not isinstance(name, str) or name not in self.factories:
             hint = nearest(str(name), self.factories)
             if hint.startswith("known") and self in NAMED_BY.values():
-                hint += "; to use your own, import the file that registers it, on the command line with --plugin FILE"
+                hint += "; to use your own, import the file that registers it (--plugin FILE; on Flower: in server_app.py)"
             raise UsageError(f"{self.kind} {name!r} is unknown; {hint}")
         return self.factories[name]
 

@@ -42,7 +42,7 @@ def test_template_runs_and_resumes(tmp_path, capsys, monkeypatch):
     assert rows[-1]["test_accuracy"] > 0.3
     data = mf.datasets.load("digits")
     local = mf.LocalSGD(epochs=1, batch_size=16, lr="geometric:0.1,0.99")
-    split = mf.partition.shards(data.y_train, 3, 4, seed=0)
+    split = mf.partition.dirichlet(data.y_train, 3, alpha=0.3, seed=0)
     expected = mf.simulate(mf.models.build("mlp", data, seed=0), data, split, "mimic", "always", 4, local=local, engine="plain")
     assert torch.equal(RunFolder(tmp_path / "run").load("final")[0]["params"], expected.params)
     assert main(["report", str(tmp_path / "run")]) == 0

@@ -36,7 +36,7 @@ def simulated(available):
     return mf.simulate(
         mf.models.build("mlp", data, seed=0),
         data,
-        mf.partition.shards(data.y_train, N, 4, seed=0),
+        mf.partition.dirichlet(data.y_train, N, alpha=0.3, seed=0),
         "mimic",
         mf.availability.Explicit(np.array(available, dtype=bool)),
         len(available),

@@ -2,10 +2,12 @@
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from flwr.serverapp.strategy import Strategy
 
+import mimicfl as mf
 import mimicfl.flower as mff
 from mimicfl import algorithms
 from mimicfl.errors import UsageError
@@ -44,6 +46,19 @@ def test_a_successful_round_in_between_keeps_the_run_alive():
 def test_a_short_run_without_a_successful_round_fails_at_its_end():
     with pytest.raises(NothingLearned, match=r"whole run.*out of memory"):
         run(mff.FedAvg(**OPTIONS), failing(range(9)), rounds=2)
+
+
+NOBODY = mf.availability.Explicit(np.zeros((5, 3), dtype=bool))
+
+
+def test_a_run_in_which_nobody_ever_participated_fails_at_its_end(tmp_path):
+    """Rounds without a client are not failed rounds, so all are run."""
+    strategy = mff.FedAvg(availability=NOBODY, num_clients=3, folder=tmp_path, **OPTIONS)
+    with pytest.raises(NothingLearned, match=r"no client was selected in any of the 5 rounds; .*availability"):
+        run(strategy, Toy(), rounds=5)
+    assert [row["sent"] for row in strategy.rows] == [[]] * 5
+    assert not (tmp_path / "final.safetensors").exists()
+    run(mff.FedAvg(availability=NOBODY, num_clients=3, failed_rounds=None, **OPTIONS), Toy(), rounds=5)
 
 
 def test_a_run_that_failed_continues_once_the_cause_is_removed(tmp_path):

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from ..clients.params import Workspace
+from ..clients.losses import Loss
+from ..clients.params import Workspace, trainable
+from ..data.clients import Clients
 from ..data.samples import count, forward, rows
 from ..problem import Problem
 from .interface import TrainingRun
@@ -64,11 +66,15 @@ class Cost:
 
     @classmethod
     def of(cls, problem: Problem) -> "Cost":
+        return cls.count(problem.template, problem.clients, problem.loss)
+
+    @classmethod
+    def count(cls, module: nn.Module, clients: Clients, loss: Loss) -> "Cost":
         """Count on batches of two and four samples; if that fails, guess from the number of parameters."""
         try:
-            two, four = (_counted(problem, samples) for samples in (2, 4))
-        except Exception:  # a guess is enough: it only decides whether to prepare a faster engine
-            return cls(50, 6, 0, (0.0, 6.0 * problem.workspace.w.numel()), (0.0, 0.0))
+            two, four = (_counted(module, clients, loss, samples) for samples in (2, 4))
+        except Exception:  # a guess is enough: it decides on threads, and on whether to prepare a faster engine
+            return cls(50, 6, 0, (0.0, 6.0 * sum(p.numel() for p in trainable(module))), (0.0, 0.0))
         return cls(two.calls, two.products, two.convolutions, _line(two.flops, four.flops), _line(two.elements, four.elements))
 
     def step(self, samples: np.ndarray, device: str) -> np.ndarray:
@@ -83,13 +89,19 @@ class Cost:
         return bool(self.flops[0] + self.flops[1] * samples < SMALL_CALL * max(1, self.products))
 
 
-def _counted(problem: Problem, samples: int) -> Counter:
-    module = Workspace(problem.template, problem.device).module.train()  # a copy: counting must not change its buffers
-    index = torch.arange(samples, device=problem.device) % count(problem.clients.x)
-    inputs = problem.clients.inputs(index)
+def threads_for(module: nn.Module, clients: Clients, loss: Loss, batch_size: int) -> int:
+    """Return the number of threads for plain training in batches of at most this size: one if the steps are too small for several."""
+    usual = torch.get_num_threads()
+    return 1 if usual > 1 and clients.device.type == "cpu" and Cost.count(module, clients, loss).small(batch_size) else usual
+
+
+def _counted(given: nn.Module, clients: Clients, loss: Loss, samples: int) -> Counter:
+    module = Workspace(given, clients.device).module.train()  # a copy: counting must not change its buffers
+    index = torch.arange(samples, device=clients.device) % count(clients.x)
+    inputs = clients.inputs(index)
     counter = Counter()
-    with torch.random.fork_rng(devices=[problem.device] if problem.device.type == "cuda" else []), counter:
-        problem.loss(forward(module, inputs), rows(problem.clients.y, index)).backward()
+    with torch.random.fork_rng(devices=[clients.device] if clients.device.type == "cuda" else []), counter:
+        loss(forward(module, inputs), rows(clients.y, index)).backward()
     return counter
 
 

@@ -12,7 +12,7 @@ from ..problem import Problem
 from ..settings import engine_parts
 from .capabilities import Unsupported, unsupported_on_error
 from .cluster.engine import RayEngine, cluster_parts
-from .cost import Cost, Workload
+from .cost import Workload, threads_for
 from .equality import few_steps
 from .interface import Engine, TrainingRun
 from .plain import PlainEngine
@@ -98,9 +98,8 @@ def fix_threads(runs: Sequence[TrainingRun], engine: Engine) -> None:
 
 def threads_of_plain(problem: Problem) -> int:
     """Return the number of threads for plain training: one if the local steps are too small for several."""
-    usual = torch.get_num_threads()
     largest = max(problem.local.batch_sizes(int(problem.clients.sizes.max())))
-    return 1 if usual > 1 and problem.device.type == "cpu" and Cost.of(problem).small(largest) else usual
+    return threads_for(problem.template, problem.clients, problem.loss, largest)
 
 
 def _auto(runs: Sequence[TrainingRun], plain: PlainEngine, notice: Notice | None) -> tuple[Engine, str]:

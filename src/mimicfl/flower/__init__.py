@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .app import server_app
     from .client import client_app, hello, identify
     from .client_form import ClientForm
+    from .command import try_app
     from .failed_rounds import NothingLearned
     from .in_process import Federation, simulate
     from .models import load_arrays, trained_arrays
@@ -40,6 +41,7 @@ _MODULES = {
     "secure_form": ["SecureForm"],
     "server_form": ["ServerForm"],
     "strategy": ["Federated"],
+    "command": ["try_app"],
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -58,6 +60,7 @@ __all__ = [
     "server_app",
     "simulate",
     "trained_arrays",
+    "try_app",
     *[kind.__name__ for kind in ALGORITHMS.factories.values()],
 ]
 

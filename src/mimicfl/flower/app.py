@@ -1,7 +1,8 @@
 """`server_app`: a ServerApp from a model; the strategy's options come from Python or from Flower's run config."""
 
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
@@ -24,6 +25,7 @@ from .strategy import Federated
 from .wire import metric_record
 
 ROUNDS, TIMEOUT = 10, 600.0
+MISSPELT = 0.85  # how much a key resembles the setting that it was meant to be
 FORMS: dict[str, type[ServerForm]] = {form.name: form for form in (ServerForm, ClientForm, SecureForm)}
 OF_SECURE_FORM = ("threshold", "clip")
 
@@ -61,6 +63,7 @@ def server_app(
 
     @app.main()  # type: ignore[untyped-decorator, unused-ignore]
     def main(grid: Grid, context: Context) -> None:
+        check_spelling(context.run_config)
         given = {key.replace("-", "_"): value for key, value in context.run_config.items() if value != ""}
         options = settings | {key: value for key, value in given.items() if key in RUN_CONFIG}
         rounds, timeout = int(options.pop("num_rounds", ROUNDS)), float(options.pop("timeout", TIMEOUT))
@@ -76,9 +79,21 @@ def server_app(
     return app
 
 
+def check_spelling(run_config: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a misspelt setting.
+
+    Other unknown keys belong to the user's app, and so does one that stands beside the setting that it resembles. `flwr run` and `try_app`
+    refuse every key that the app does not declare, but a federation in Python declares nothing.
+    """
+    given = {key.replace("-", "_"): key for key in run_config}
+    for name in given.keys() - set(RUN_CONFIG):
+        close = difflib.get_close_matches(name, RUN_CONFIG, n=1, cutoff=MISSPELT)
+        if close and close[0] not in given:
+            raise UsageError(f"the run config has no setting {given[name]!r}; did you mean {close[0].replace('_', '-')!r}?")
+
+
 def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
     """The strategy for these settings; `untrained` names the arrays that are averaged without correction."""
-    options = {"fraction_evaluate": 0.0} | options
     tracked = [tracker.make(spec) for spec in str(options.pop("track", "")).split()]
     if tracked:
         options["callbacks"] = [*options.get("callbacks", ()), *tracked]
@@ -87,7 +102,10 @@ def make_strategy(untrained: list[str], options: dict[str, Any]) -> Federated:
         raise UsageError("secure aggregation weights all clients equally; use weighting='uniform'")
     if form is not ServerForm:  # the strategy makes that one, from its algorithm
         options["form"] = form(**{key: options[key] for key in inspect.signature(form).parameters if key in options})
-    return Federated(buffers=untrained, **{key: value for key, value in options.items() if key not in OF_SECURE_FORM})
+    strategy = Federated(buffers=untrained, **{key: value for key, value in options.items() if key not in OF_SECURE_FORM})
+    if "fraction_evaluate" not in options:  # set afterwards: Flower warns of what the user then has not asked for
+        strategy.fraction_evaluate, strategy.min_evaluate_nodes = 0.0, 0
+    return strategy
 
 
 def evaluator(

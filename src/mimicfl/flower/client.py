@@ -13,12 +13,14 @@ from torch import Tensor, nn
 
 from ..clients.local_sgd import LocalSGD
 from ..clients.local_update import check_send
-from ..clients.losses import criterion_of
+from ..clients.losses import Loss, criterion_of
 from ..clients.lr import schedule
 from ..clients.params import Workspace, travelling
 from ..clients.train import train_client
 from ..data.clients import Clients, Holdout
 from ..data.dataset import Data
+from ..engines.cost import threads_for
+from ..engines.torch_settings import own_threads
 from ..errors import UsageError
 from ..metrics.evaluate import Score
 from ..metrics.evaluate import evaluate as score
@@ -77,6 +79,7 @@ def client_app(
     app = ClientApp()
     app.query()(hello)
     where = torch.device(device)
+    threads = Threads()
 
     @app.train(mods=[secagg_mod])  # type: ignore[untyped-decorator, unused-ignore]
     def train(message: Message, context: Context) -> Message:
@@ -105,9 +108,9 @@ def client_app(
         names, key = tuple(config.get("send", ())), (t, client_number(client))
         if training.loop is None:
             check_send(names)
-        found = train_client(
-            workspace, clients, 0, training, criterion_of(samples, loss or None, task, metrics), seed, key, lr, shift, mu, names
-        )
+        measure = criterion_of(samples, loss or None, task, metrics)
+        with own_threads(threads.of_plain(workspace, clients, measure, training.batch_size or samples.num_train)):
+            found = train_client(workspace, clients, 0, training, measure, seed, key, lr, shift, mu, names)
         g, total, K = found.g, found.total, found.steps
         worth = float(training.worth(torch.tensor(K))) if training.momentum else K
         sent = g if stored is None else stored.corrected(g, worth)
@@ -136,6 +139,19 @@ def client_app(
         return Message(RecordDict({METRICS: metric_record({"num-examples": samples.num_test} | score_metrics(found))}), reply_to=message)
 
     return app
+
+
+class Threads:
+    """The number of threads with which the simulator's engine plain would train: its sums, and so their bits, depend on it."""
+
+    def __init__(self) -> None:
+        self.found: dict[tuple[int, int], int] = {}  # by PyTorch's own number and the batch size: one app has one model
+
+    def of_plain(self, workspace: Workspace, clients: Clients, loss: Loss, batch_size: int) -> int:
+        key = torch.get_num_threads(), batch_size
+        if key not in self.found:
+            self.found[key] = threads_for(workspace.module, clients, loss, batch_size)
+        return self.found[key]
 
 
 def model_arrays(module: nn.Module) -> tuple[ArrayRecord, list[str]]:

@@ -4,6 +4,7 @@ from collections import Counter
 from typing import Any
 
 from ..errors import UsageError
+from ..text import counted
 
 
 class NothingLearned(UsageError):
@@ -18,7 +19,7 @@ class FailedRounds:
 
     def __init__(self, min_counted: int, failed_rounds: int | None) -> None:
         self.min_counted, self.failed_rounds = min_counted, failed_rounds
-        self.in_a_row, self.learned, self.asked = 0, False, False
+        self.rounds, self.in_a_row, self.learned, self.asked = 0, 0, False, False
         self.reasons: Counter[str] = Counter()
 
     def note(self, row: dict[str, Any]) -> None:
@@ -34,11 +35,17 @@ class FailedRounds:
         self.in_a_row = 0
 
     def check_end(self) -> None:
-        """Raise `NothingLearned` if no round of the run was successful, although clients were selected."""
-        if self.asked and not self.learned and self.failed_rounds is not None:
+        """Raise `NothingLearned` if no round of the run was successful."""
+        if self.learned or self.failed_rounds is None or not self.rounds:
+            return
+        if self.asked:
             raise NothingLearned(self._message("in the whole run"))
+        raise NothingLearned(
+            f"no client was selected in any of the {counted(self.rounds, 'round')}; check the availability (failed_rounds=None permits it)"
+        )
 
     def _count(self, row: dict[str, Any]) -> None:
+        self.rounds += 1
         if row["active"] >= self.min_counted:
             self.in_a_row, self.learned = 0, True
             self.reasons.clear()

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import DEFAULT_TTL, Context, Message, RecordDict
 from flwr.app.error import Error
 from flwr.clientapp import ClientApp
@@ -176,7 +177,8 @@ class Federation:
     @contextlib.contextmanager
     def running(self, workers: int = 1) -> Iterator[Grid]:
         """Run the clients inside this block, `workers` at a time."""
-        with ThreadPoolExecutor(workers) as pool:
+        usual = torch.get_num_threads()  # a thread of the pool would else begin with the number that another client has just set
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(usual,)) as pool:
             self.grid.pool, self.grid.workers = pool, workers
             try:
                 yield self.grid

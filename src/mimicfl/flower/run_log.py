@@ -21,7 +21,8 @@ class RunLog(Recorder):
         self.checkpoints = None if self.folder is None else CheckpointStore(self.folder, keep)
         if self.folder is not None:
             try:
-                check_same(self.folder, config)
+                kept = config if "availability" in self.folder.config else {k: v for k, v in config.items() if k != "availability"}
+                check_same(self.folder, kept)  # earlier versions did not store the availability
             except UsageError:
                 self.close()
                 raise

@@ -17,6 +17,7 @@ from ..display import curves, schedule_image, table
 from ..errors import UsageError, nearest
 from ..fingerprint import Fingerprint
 from ..tasks.metrics import higher_is_better
+from .client_ids import by_id
 from .columns import head, primary
 from .curves import first_to_reach
 from .rows import Row
@@ -31,10 +32,10 @@ if TYPE_CHECKING:
 class History:
     """The rows of a run (one dict per round), its final parameters and which clients participated.
 
-    A row holds: round, active (number of active clients), clients (their numbers; in a federation, in the order in which they joined),
-    empty, local_lr, global_lr, train_loss, test_loss, test_accuracy, class_accuracy, seconds, and running totals: uploads (model uploads as
-    the paper counts them), vectors_up, vectors_down, bytes_up, bytes_down. Diagnosed rounds have `diagnosis`, see
-    `mimicfl.metrics.diagnostics`.
+    A row holds: round, active (number of active clients), clients (their numbers; in a federation, their ids if these are numbers from 0 to
+    N - 1, else numbers in the order in which they joined), empty, local_lr, global_lr, train_loss, test_loss, test_accuracy,
+    class_accuracy, seconds, and running totals: uploads (model uploads as the paper counts them), vectors_up, vectors_down, bytes_up,
+    bytes_down. Diagnosed rounds have `diagnosis`, see `mimicfl.metrics.diagnostics`.
     """
 
     rows: list[Row] = field(repr=False)
@@ -155,10 +156,11 @@ def read(folder: RunFolder) -> History:
     folder.check_config(facts)
     rows = folder.rows_of(facts) if final else folder.rows(facts)
     busiest = max((max(row["clients"], default=-1) for row in rows), default=-1) + 1
+    num_clients = max(busiest, len(counts) if counts is not None else _clients(folder))
     return History(
-        rows=rows,
+        rows=by_id(rows, num_clients),
         params=tensors.get("params", torch.empty(0)),
-        num_clients=max(busiest, len(counts) if counts is not None else _clients(folder)),
+        num_clients=num_clients,
         client_accuracy=_known(accuracy),
         client_scores=_known(scores),
         class_counts=None if counts is None else counts.numpy(),

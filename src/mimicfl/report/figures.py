@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -118,9 +118,10 @@ def subtitle(groups: Sequence[Group]) -> str:
     config = groups[0].runs[0].config if groups else {}
     if not config:
         return ""
-    words = [str(config.get("dataset", "")), f"{config.get('num_clients')} clients", *_spread(groups)]
-    patterns = {str(run.config.get("availability")) for g in groups for run in g.runs}
-    return ", ".join(words) + (f"\n{patterns.pop()}" if len(patterns) == 1 else "")
+    clients = f"{config['num_clients']} clients" if config.get("num_clients") else ""
+    words = [*filter(None, [str(config.get("dataset", "")), clients]), *_spread(groups)]
+    patterns = {str(run.config.get("availability") or "") for g in groups for run in g.runs}
+    return ", ".join(words) + (f"\n{pattern}" if len(patterns) == 1 and (pattern := patterns.pop()) else "")
 
 
 def _spread(groups: Sequence[Group]) -> list[str]:
@@ -129,7 +130,13 @@ def _spread(groups: Sequence[Group]) -> list[str]:
     return [f"mean ± std of {most if least == most else f'{least} to {most}'} seeds"] * (most > 1)
 
 
-def availability(available: np.ndarray, title: str = "") -> Figure:
+def schedule_words(config: dict[str, Any], named: bool = True) -> list[str]:
+    """The availability pattern, if `named` and known, and the seed of a schedule."""
+    words = [str(config["availability"])] if named and config.get("availability") else []
+    return [*words, f"seed {config['seed']}"] if "seed" in config else words
+
+
+def availability(available: np.ndarray, title: str = "", each: str = "client") -> Figure:
     """Client availability: one row per client, one column per round, dark where active; at the right, the participation rates."""
     rounds, clients = available.shape
     figure = Figure(figsize=(9, min(10, max(2.2, 0.11 * clients + 1.2))), layout="constrained")
@@ -138,7 +145,7 @@ def availability(available: np.ndarray, title: str = "") -> Figure:
     palette = np.array([[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in (ABSENT, PRESENT)], dtype=np.uint8)
     left.imshow(palette[available.T.astype(int)], aspect="auto", interpolation="nearest", extent=(-0.5, rounds - 0.5, clients - 0.5, -0.5))
     left.set_xlabel("round")
-    left.set_ylabel("client")
+    left.set_ylabel(each)
     left.set_title(literal(title), fontsize=10, color=INK, loc="left")
     right = figure.add_subplot(grid[1], sharey=left)
     right.barh(np.arange(clients), 100 * available.mean(axis=0), color=PRESENT, height=0.8)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from ..clients.local_sgd import EXTRAS
 from ..files import write_text
+from ..metrics.client_ids import counted_as_joined
 from ..metrics.columns import head
 from ..metrics.store import RunFolder
 from ..text import visible
@@ -78,6 +79,7 @@ def write(
         has_thirds=any(g["thirds"] for g in data["groups"]),
         overview=overview(groups),
         swatches=[_swatch(g) for g in groups],
+        as_joined=any(counted_as_joined(run.rows) for g in groups for run in g.runs),
         has_classes=any(g["classes"] for g in data["groups"]),
         has_clients=any(g["clients"] for g in data["groups"]),
         own_test=own_test(groups),
@@ -133,17 +135,17 @@ def embedded(figure: Figure) -> str:
 
 
 def _title(groups: Sequence[Group], configs: Sequence[dict[str, Any]]) -> str:
-    datasets = ", ".join(sorted({str(c.get("dataset", "data")) for c in configs}))
+    datasets = ", ".join(sorted({str(c["dataset"]) for c in configs if c.get("dataset")}))
     names = enumerated([g.label for g in groups])
     what = names if len(groups) < 3 or len(names) <= LONG_TITLE else f"{len(groups)} configurations"
-    return f"{what} on {datasets} with client dropouts"
+    return f"{what}{datasets and f' on {datasets}'} with client dropouts"
 
 
 def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
     """The main settings in a few words; where runs differ, all their values."""
     counts = [(c["epochs"], "epoch") if c.get("epochs") else (c.get("steps"), "step") for c in configs]
-    works = [f"{n} local {kind}{'s' * (n != 1)}" for n, kind in counts]
-    chips = [*dict.fromkeys(f"{c.get('num_clients')} clients" for c in configs), *dict.fromkeys(works)]
+    works = [f"{n} local {kind}{'s' * (n != 1)}" for n, kind in counts if n]
+    chips = [*dict.fromkeys(f"{c['num_clients']} clients" for c in configs if c.get("num_clients")), *dict.fromkeys(works)]
     for key in ("availability", "model", "partition", "batch_size", "lr", "update"):
         values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c))
         more = [f"and {len(values) - SHOWN_VALUES} more"] * (len(values) > SHOWN_VALUES)

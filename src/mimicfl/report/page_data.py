@@ -14,7 +14,7 @@ from ..tasks.metrics import higher_is_better
 from .columns import NAMES, OWN_TEST, axis
 from .curves import as_number, axes_of, positions
 from .export import results_csv, results_latex
-from .figures import MOST_IN_ONE, class_table
+from .figures import MOST_IN_ONE, class_table, schedule_words
 from .rates import RATES, rate_of, rate_setting
 from .spread import mean_std
 from .styles import PATTERNS
@@ -157,7 +157,7 @@ def _schedule(key: str, run: History, named: bool, label: str) -> dict[str, Any]
     seen = observe(run.active)
     return {
         "key": key,
-        "title": f"{run.config.get('availability')}, " * named + f"seed {run.config.get('seed')}" + f", {label}" * bool(label),
+        "title": ", ".join([*schedule_words(run.config, named), *filter(None, [label])]),
         "rounds": seen.rounds,
         "clients": seen.clients,
         "active": [row["clients"] for row in run.rows],

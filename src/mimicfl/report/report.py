@@ -7,6 +7,7 @@ from pathlib import Path
 from ..errors import UsageError
 from ..files import explained, make_folder, remove_dead, write_text
 from ..fingerprint import digest
+from ..metrics.client_ids import counted_as_joined
 from ..metrics.history import read
 from ..metrics.lock import is_locked
 from ..metrics.store import RunFolder, find_runs
@@ -68,7 +69,8 @@ def _write_figures(groups: Sequence[Group], target: Path) -> list[Path]:
     overview = figures.overview(groups)
     written = [figures.save(overview, target / f"curves.{kind}") for kind in ("png", "svg", "pdf")]
     longest = max((run for g in groups for run in g.runs), key=lambda run: len(run.rows))
-    schedule = figures.availability(longest.active, f"{longest.config.get('availability')}, seed {longest.config.get('seed')}")
+    clients = "client, in the order of joining" if counted_as_joined(longest.rows) else "client"
+    schedule = figures.availability(longest.active, ", ".join(figures.schedule_words(longest.config)), clients)
     written.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))

@@ -99,7 +99,7 @@ def use_kernels(traced: GraphModule, m: int, precision: str) -> None:
 
 def _replace_product(node: Node) -> None:
     a, b = (_value(argument) for argument in node.args)
-    rows, depth, columns = *a.shape[1:], b.shape[2]
+    rows, depth, columns = a.shape[1], a.shape[2], b.shape[2]
     if a.dtype == torch.float32 and min(rows, depth, columns) >= SMALLEST and max(rows, columns) * depth <= LARGEST:
         node.target = torch.ops.mimicfl.product.default
 
