@@ -15,6 +15,7 @@ from .columns import NAMES, OWN_TEST, axis
 from .curves import EARLY, as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table
+from .pairs import pairs_csv
 from .rates import RATES, rate_of, rate_setting
 from .spread import mean_std
 from .styles import PATTERNS
@@ -49,7 +50,7 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
         "patterns": PATTERNS,
         "schedules": _shown(schedules),
         "groups": [_group(g, metrics, axes, colors[algorithm_title(g)], rate, key_of) for g in groups],
-        "exports": {"csv": results_csv(groups), "latex": results_latex(groups)},
+        "exports": {"csv": results_csv(groups), "latex": results_latex(groups), "pairs": pairs_csv(groups)},
     }
 
 

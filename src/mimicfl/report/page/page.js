@@ -125,6 +125,7 @@ const EXPORTS = {
   "curves-png": chartPng,
   "page-pdf": () => print(),
   "results-csv": () => download("results.csv", "text/csv", DATA.exports.csv),
+  "pairs-csv": () => download("pairs.csv", "text/csv", DATA.exports.pairs),
   "results-tex": () => download("results.tex", "text/x-tex", DATA.exports.latex),
 };
 
