@@ -13,7 +13,7 @@ from ..settings import NOT_IN_RESULT, with_added_later
 from ..tasks.metrics import BY_COLUMN
 from ..text import visible
 from .curves import BY_POSITION, DEFAULT_AXES, Curve, average, own_metrics, series
-from .styles import SOLID, Dash, algorithm_colors, is_emphasized, styles, title_of
+from .styles import SOLID, Dash, algorithm_colors, is_emphasized, remember, styles, title_of
 
 IGNORED = {"seed", "algorithm", "source", "preset", *NOT_IN_RESULT}  # never part of a label
 
@@ -55,6 +55,8 @@ class Group:
 
 def group(histories: Sequence[History]) -> list[Group]:
     """Group runs by algorithm and by the settings that differ among them, in the given order."""
+    for history in histories:
+        remember(_algorithm(history), history.shown_as)
     configs = [with_added_later(history.config) for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
