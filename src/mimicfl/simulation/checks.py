@@ -65,9 +65,11 @@ def check_units(problem: Problem, server: Server) -> None:
     """Warn if an algorithm that needs gradients receives steps in another unit, which it would treat as gradients."""
     other = [name for name in problem.local.extras if name in ("optimizer", "lr_multipliers", "loop")]
     if other and trait(server.algorithm, "needs_steps"):
-        name = type(server.algorithm).__name__
+        name, given = type(server.algorithm).__name__, getattr(problem.local, "optimizer", None)
+        named = given if isinstance(given, str) else getattr(given, "__name__", "this optimizer")
+        words = [{"optimizer": str(named), "loop": "a custom loop"}.get(each, each) for each in other]
         warnings.warn(
-            f"{name} treats the clients' mean steps as mean gradients, which they are not with {' and '.join(other)}; use SGD with it",
+            f"{name} treats the clients' mean steps as mean gradients, which they are not with {' and '.join(words)}; use SGD with it",
             stacklevel=2,
         )
 
