@@ -205,4 +205,4 @@ if __name__ == "__main__":
             for file in sorted(notebooks.FOLDER.glob("*.ipynb")):
                 notebooks.store(notebooks.executed(file, Path(folder)), file)
             assert main(["availability", "show", "bounded:20", "--out", str(DOCS / "pictures" / "bounded.png")]) == 0
-    Console().print("docs are up to date")
+    Console().print("wrote docs/cli.md and docs/settings.md" if "--reference-only" in sys.argv else "docs are up to date")

@@ -6,6 +6,8 @@ The command line prints that sentence and exits with code 2; in Python it is an 
 
 import difflib
 import math
+import sys
+import warnings
 from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
@@ -18,6 +20,7 @@ class UsageError(ValueError):
 class Diverged(UsageError):
     """Training produced a loss or an update that is not finite."""
 
+    client: int | None = None  # whose update it was
     runs: dict[str, str]  # of several runs that trained together: why each of them diverged
 
 
@@ -117,3 +120,11 @@ def check_callable(what: str, value: Any, such_as: str = "") -> None:
     """Raise a `UsageError` unless the value is None or callable."""
     if value is not None and not callable(value):
         raise UsageError(f"{what} must be a function{such_as and f', such as {such_as}'}, got {shown(value)}")
+
+
+def warn_caller(message: str) -> None:
+    """Warn with the line of the user's code that called the package, however many of its functions lie between."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

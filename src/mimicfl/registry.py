@@ -85,7 +85,8 @@ class Registry(Generic[T]):
         if isinstance(thing, str):
             return thing
         if not self.is_one(thing):
-            raise UsageError(f"{self.kind} must be {self.wanted}, got {thing!r}")
+            remedy = "" if type(thing).__module__ == "builtins" else "; register it under a name, or pass the object to mf.simulate"
+            raise UsageError(f"{self.kind} must be {self.wanted}, got {shown(thing)}{remedy}")
         kind = thing if isinstance(thing, type) else type(thing)
         name = self.name_of(thing)
         existing = self.factories.get(name, kind)

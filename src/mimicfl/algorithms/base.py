@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from ..errors import UsageError, number, shown
-from ..registry import Registry
+from ..registry import Registry, is_built_in
 from .client_memory import ClientMemory
 
 
@@ -150,6 +150,23 @@ def paper_algorithms() -> tuple[str, ...]:
 ALGORITHMS: Registry[Algorithm[Any]] = Registry(
     "algorithm", ("algorithm",), is_algorithm, "a name or an object with init, instructions and aggregate"
 )
+SHOWN_AS = ("title", "color", "dashed", "emphasized")  # attributes of an algorithm that tables and figures show
+
+
+def shown_as(name: str) -> dict[str, Any]:
+    """How tables and figures show a registered custom algorithm; nothing for names that the package knows, or that nobody registered."""
+    factory = ALGORITHMS.factories.get(name)
+    if factory is None or is_built_in(factory):
+        return {}
+    return {key: trait(factory, key) for key in SHOWN_AS} | {"title": title_of(factory) or name}
+
+
+def title_of(factory: object) -> str:
+    """The title that an algorithm declares, or its class name; empty for functions without a title."""
+    own = str(trait(factory, "title"))
+    return own or (factory.__name__ if isinstance(factory, type) and issubclass(factory, Algorithm) else "")
+
+
 register, spell = ALGORITHMS.register, ALGORITHMS.spell
 
 

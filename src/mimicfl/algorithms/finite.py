@@ -17,7 +17,9 @@ def check_updates(request: Request, good: np.ndarray) -> None:
     if not good.all():
         client = int(request.active[int((~good).argmax())])
         where = f"in round {request.t} at client {client} (local rate {request.eta_L:g})"
-        raise Diverged(f"the training loss is no longer finite {where}")
+        error = Diverged(f"the training loss is no longer finite {where}")
+        error.client = client
+        raise error
 
 
 def check_global_model(w: Tensor, request: Request) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
+from ..fingerprint.values import attribute_values
 from ..registry import is_built_in
 from .averaging import RunningMean, at_least_float32
 from .base import Algorithm, Step, checked_instructions, declared, pack, trait, unpack
@@ -64,6 +65,7 @@ class Server:
         with _named(algorithm, "init", 0):
             self.state: Any = algorithm.init(w, len(share))
         check_state(self.state, w, algorithm)
+        self._attributes = attribute_values(algorithm)  # `init` may set some: it is called again before a run resumes
         self.moments: Moments = {} if optimizer is None else optimizer.init(w)
         self.running_mean = RunningMean(average, w, buffers) if average else None
 
@@ -137,6 +139,7 @@ class Server:
             raise UsageError(f"{name}.aggregate returned {type(returned).__name__}: it must change the state in place and return nothing")
         if not self._built_in:
             check_state(self.state, w, self.algorithm)
+            check_attributes(self.algorithm, self._attributes)
         if self.optimizer is not None:
             self.state.w = w - self.optimizer.step(self.moments, w - self.w)  # the proposed change, eta_t v_t
         self.buffers = average_buffers(updates.buffers, weights)
@@ -187,6 +190,7 @@ class Server:
                     "or set needs_population = True and give num_clients"
                 )
         self.state, self.share, self._weights = grown, share, {}
+        self._attributes = attribute_values(self.algorithm)
         self._equal = self._weights_may_be_kept(share)
 
 
@@ -240,3 +244,13 @@ def check_state(state: Any, w: Tensor, algorithm: object) -> None:
     if not isinstance(own, Tensor) or own.shape != w.shape or own.dtype != w.dtype:
         found = f"{own.dtype} of shape {tuple(own.shape)}" if isinstance(own, Tensor) else "none"
         raise UsageError(f"{name}: state.w must be the model as {w.dtype} of shape {tuple(w.shape)}, got {found}")
+
+
+def check_attributes(algorithm: object, before: dict[str, str]) -> None:
+    """An algorithm must not change its attributes: checkpoints do not hold them, and runs may share the object."""
+    after = attribute_values(algorithm)
+    if changed := sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
+        raise UsageError(
+            f"{type(algorithm).__name__} changed self.{changed[0]} during the run; it would not be saved, and a resumed run would end "
+            f"differently: make {changed[0]} a tensor in the state, or compute it in `init`"
+        )

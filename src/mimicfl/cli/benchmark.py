@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table as View
 
-from ..benchmark.recommend import LIMITS, Finding, advise, shipped
+from ..benchmark.recommend import LIMITS, Finding, advise, shipped, shown_rate
 from ..benchmark.run import run_part
 from ..benchmark.suite import PARTS, Cell, Part, find_part
 from ..callbacks import make as make_tracker
@@ -19,7 +19,7 @@ from .options import given
 from .progress import Reporter
 
 RECORDS, RUNS = Path("records/benchmark"), Path("runs/benchmark")
-FAR = 1.5  # distance between two profiles beyond which the nearest pattern says little
+FAR, OTHER_RATE = 1.0, 2.5  # a distance and a factor between the rates beyond which the nearest pattern says little
 
 
 def benchmark(arguments: argparse.Namespace, console: Console) -> None:
@@ -151,13 +151,25 @@ def recommend(arguments: argparse.Namespace, console: Console) -> None:
     experiment = Experiment(**{key: part.settings[key] for key in ("dataset", "num_clients", "partition")} | settings).resolved()
     best, *others = advise(experiment, known)
     console.print(f"use {best.finding.use}", style="bold", soft_wrap=True)
-    console.print(f"your clients resemble the pattern {best.finding.pattern!r}: {best.finding.about}", soft_wrap=True)
+    console.print(f"your schedule: {best.own.sentence()}", soft_wrap=True)
+    console.print(
+        f"nearest of {len(known)} recorded patterns: {best.finding.pattern!r} ({best.finding.about}), at a distance of {best.distance:.1f} "
+        f"(0: the same structure, {FAR:g}: far)",
+        soft_wrap=True,
+    )
     console.print(f"evidence: {_evidence(best.finding, part)}", soft_wrap=True)
     if part.name in LIMITS:
         console.print(f"limits: {LIMITS[part.name]}", soft_wrap=True)
     if best.differs:
         console.print(f"differences: {', '.join(best.differs)}", soft_wrap=True)
-    if best.distance > FAR:
-        console.print("no benchmarked pattern is close: compare the algorithms on your own schedule with mimicfl compare", soft_wrap=True)
+    apart = ["in structure"] * (best.distance > FAR or bool(best.unlike))
+    if best.factor > OTHER_RATE:
+        recorded = shown_rate(best.finding.profile)
+        least = "" if min(each.factor for each in (best, *others)) <= OTHER_RATE else "; no recorded rate is close"
+        apart.append(f"in rate (clients are available in {recorded} of the rounds there, {shown_rate(best.own)} in yours{least})")
+    if apart:
+        what = f"the nearest pattern is not close {' and '.join(apart)}"
+        console.print(f"{what}: compare the algorithms on your own schedule with mimicfl compare", soft_wrap=True)
     for other in others[:2]:
-        console.print(f"next nearest: {other.finding.pattern} (use {other.finding.use})", style="dim", soft_wrap=True)
+        away = f"next nearest: {other.finding.pattern}, at {other.distance:.1f}" + ", of another structure" * (other.unlike > best.unlike)
+        console.print(f"{away} (use {other.finding.use})", style="dim", soft_wrap=True)

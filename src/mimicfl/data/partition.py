@@ -7,13 +7,12 @@ more than 1 %, a warning gives the number. `sum(map(len, split))` is the number 
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any, ParamSpec
 
 import numpy as np
 
-from ..errors import UsageError, integer, number
+from ..errors import UsageError, integer, number, warn_caller
 from ..registry import Registry
 from ..seeds import stream
 from .arrays import labels_of
@@ -219,10 +218,9 @@ def _warn_if_unused(name: str, split: Split, samples: int) -> Split:
     """Return the split; warn if it leaves more than a few samples unused."""
     used = sum(map(len, split))
     if samples - used > NOTABLE * samples:
-        warnings.warn(
+        warn_caller(
             f"{name} uses {used:,} of {samples:,} samples ({100 * used / samples:.1f} %): "
-            "all clients have equally many samples, and the rest is not used; dirichlet and iid use every sample",
-            stacklevel=4,
+            "all clients have equally many samples, and the rest is not used; dirichlet and iid use every sample"
         )
     return split
 

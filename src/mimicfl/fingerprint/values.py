@@ -110,8 +110,7 @@ class Values:
 
     def _attribute_values(self, thing: Any, within: Callable[[Any], str]) -> list[Any]:
         """Return the attributes of an object, or its repr if it has none (a path, a date, a range)."""
-        slots = {key: getattr(thing, key) for base in type(thing).__mro__ for key in getattr(base, "__slots__", ()) if hasattr(thing, key)}
-        held = _attributes(thing)
+        slots, held = _slots(thing), _attributes(thing)
         return [ADDRESS.sub("", repr(thing)) if not held and not slots else "", within(held), within(slots)]
 
     def _module(self, module: nn.Module, within: Callable[[Any], str]) -> list[Any]:
@@ -141,6 +140,16 @@ class Values:
             self.unreadable.add(function.__qualname__)
         reached = [[name, within(value)] for name, value in source.named_in_modules(function)]
         return [*values, within(vars(function)), text, within(source.globals_used(function)), *([reached] if reached else [])]
+
+
+def attribute_values(thing: Any) -> dict[str, str]:
+    """The value of every attribute of an object, by name, to compare with those at another time."""
+    values = Values()
+    return {key: values.of(value) for key, value in (_attributes(thing) | _slots(thing)).items()}
+
+
+def _slots(thing: Any) -> dict[str, Any]:
+    return {key: getattr(thing, key) for base in type(thing).__mro__ for key in getattr(base, "__slots__", ()) if hasattr(thing, key)}
 
 
 def _attributes(thing: Any) -> dict[str, Any]:

@@ -50,6 +50,7 @@ class History:
     fingerprint: Fingerprint = field(default_factory=Fingerprint, repr=False)  # empty in records and in runs of earlier versions
     environment: dict[str, Any] = field(default_factory=dict, repr=False)  # versions, hardware and engine, where read from disk
     directions: dict[str, bool] = field(default_factory=dict, repr=False)  # of the task's metrics, by column: is a larger value better?
+    shown_as: dict[str, Any] = field(default_factory=dict, repr=False)  # title and line of a custom algorithm, where read from disk
     params_round: int = -1  # number of rounds in `params`; less than all rows if an unfinished run was read between two checkpoints
 
     def __post_init__(self) -> None:
@@ -168,7 +169,8 @@ def read(folder: RunFolder) -> History:
         config=folder.config,
         fingerprint=Fingerprint.from_json(facts.get("run", "")),
         environment=folder.environment() | {"engine": facts.get("engine", "")},
-        directions=_directions(facts.get("directions", "{}")),
+        directions={key: value for key, value in _facts(facts.get("directions", "{}")).items() if isinstance(value, bool)},
+        shown_as=_facts(facts.get("shown as", "{}")),
         params_round=min(int(facts.get("round", len(rows))), len(rows)),
     )
 
@@ -191,9 +193,9 @@ def _clients(folder: RunFolder) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _directions(text: str) -> dict[str, bool]:
+def _facts(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError:
         found = None
-    return {column: value for column, value in found.items() if isinstance(value, bool)} if isinstance(found, dict) else {}
+    return found if isinstance(found, dict) else {}

@@ -113,7 +113,8 @@ def make(spec: "str | Pattern") -> Pattern:
     """Build a pattern from a spec such as `bounded:20,phase=random`; a pattern is returned unchanged."""
     pattern = PATTERNS.make(spec) if isinstance(spec, str) else spec
     if not isinstance(pattern, Pattern):
-        raise UsageError(f"availability must be {PATTERNS.wanted}, got {shown(spec)}")
+        remedy = "; for a schedule, mf.availability.Explicit(matrix)" if isinstance(spec, (list, tuple)) or hasattr(spec, "shape") else ""
+        raise UsageError(f"availability must be {PATTERNS.wanted}, got {shown(spec)}{remedy}")
     flag("warm_start", pattern.warm_start)
     return pattern
 

@@ -17,6 +17,8 @@ AXES = {
     "seconds": "wall-clock time (s)",
     "virtual_seconds": "virtual time (s)",
 }
+DEFAULT_AXES = ("uploads", "round")  # the first on which the mean curves reach the ends of all seeds
+EARLY = "Mean curves end where their first seed ends; the table shows the last round of every seed."
 BY_POSITION = ("megabytes", "seconds", "virtual_seconds")  # runs differ in these at the same round
 # Columns of rows that are not metrics of the user.
 COLUMNS = {
@@ -42,6 +44,7 @@ class Curve:
     x: list[float]
     mean: list[float]
     std: list[float]
+    early: bool = False  # some seed has later points
 
 
 def series(rows: Sequence[Row], metric: str, axis: str) -> list[tuple[float, float]]:
@@ -73,11 +76,13 @@ def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
         length = min(map(len, runs))
         table = np.array([run[:length] for run in runs])  # [seeds, points, 2]
         x, y = table[:, :, 0].mean(axis=0), table[:, :, 1]
+        early = any(len(run) > length for run in runs)
     else:
         shared = sorted(set.intersection(*[{x for x, _ in run} for run in runs]))
         x, y = np.array(shared), np.array([[dict(run)[v] for v in shared] for run in runs])
+        early = any(run[-1][0] not in shared for run in runs)
     std = y.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(len(x))
-    return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist())
+    return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist(), early)
 
 
 def axes_of(runs: Iterable[History]) -> dict[str, str]:

@@ -18,9 +18,9 @@ from ..metrics.history import History
 from ..tasks.metrics import higher_is_better
 from ..text import visible
 from .columns import axis as axis_name
-from .curves import AXES
+from .curves import AXES, EARLY
 from .styles import Dash
-from .summary import Group, algorithm_title, by_setting, colors_of, group, main_metric
+from .summary import Group, algorithm_title, by_setting, colors_of, default_axis, group, main_metric
 
 INK, PRESENT, ABSENT = "#30363d", "#2a6f97", "#edf2f4"
 HEIGHT, LINE = 4.6, 0.19  # inches: the curves, and a line of the legend below them
@@ -37,15 +37,17 @@ def curves(runs: Sequence[History] | Sequence[Group], axis: str = "uploads", hea
     factor = 100 if percent(metric) else 1
     figure = Figure(figsize=(8, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
+    early = False
     for g in groups:
         curve = g.curve(metric, axis)
+        early = early or curve.early
         x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
         width, order = (2.4, 3) if g.emphasized else (1.5, 2)
         axes.plot(x, mean, linestyle=dashes(g), color=g.color, label=literal(g.label), linewidth=width, zorder=order)
         axes.fill_between(x, mean - std, mean + std, color=g.color, alpha=0.15, linewidth=0)
     if metric == "distance":
         axes.set_yscale("log")
-    axes.set_xlabel(AXES[axis])
+    axes.set_xlabel(AXES[axis] + f"\n{EARLY}" * early)
     axes.set_ylabel(axis_name(metric))
     heading = ", ".join([heading, *(_spread(groups) or ["one seed"])]) if heading else subtitle(groups)
     axes.set_title(literal(heading), fontsize=10, color=INK, loc="left")
@@ -74,10 +76,11 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 
 def overview(groups: Sequence[Group]) -> Figure:
     """The curves in one chart, or in panels if there are too many."""
-    return facets(groups) if len(groups) > MOST_IN_ONE and len(by_setting(groups)) > 1 else curves(groups)
+    panels = len(groups) > MOST_IN_ONE and len(by_setting(groups)) > 1
+    return (facets if panels else curves)(groups, default_axis(groups))
 
 
-def facets(groups: Sequence[Group]) -> Figure:
+def facets(groups: Sequence[Group], axis: str = "uploads") -> Figure:
     """One panel per setting, one colour per algorithm: a sweep has too many curves for one chart."""
     settings = by_setting(groups)
     metric, colors = main_metric(groups), colors_of(groups)
@@ -86,10 +89,12 @@ def facets(groups: Sequence[Group]) -> Figure:
     rows = math.ceil(len(settings) / columns)
     figure = Figure(figsize=(3.3 * columns, 2.5 * rows + 0.8), layout="constrained")
     panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    early = False
     for k, (setting, rivals) in enumerate(settings.items()):
         axes = panels[k // columns, k % columns]
         for g in rivals:
-            curve, name = g.curve(metric), algorithm_title(g)
+            curve, name = g.curve(metric, axis), algorithm_title(g)
+            early = early or curve.early
             x, mean, std = np.array(curve.x), factor * np.array(curve.mean), factor * np.array(curve.std)
             axes.plot(x, mean, color=colors[name], label=literal(name), linewidth=2.2 if g.emphasized else 1.4)
             axes.fill_between(x, mean - std, mean + std, color=colors[name], alpha=0.15, linewidth=0)
@@ -101,7 +106,7 @@ def facets(groups: Sequence[Group]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
     for axes in panels.flat[len(settings) :]:
         axes.set_visible(False)
-    figure.supxlabel(AXES["uploads"], fontsize=9)
+    figure.supxlabel(AXES[axis] + f"\n{EARLY}" * early, fontsize=9)
     figure.supylabel(axis_name(metric), fontsize=9)
     found = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
     figure.legend(found.values(), found.keys(), frameon=False, loc="outside upper center", ncols=min(5, len(found)), fontsize=9)

@@ -15,12 +15,13 @@ from matplotlib.figure import Figure
 from ..clients.local_sgd import EXTRAS
 from ..files import write_text
 from ..metrics.client_ids import counted_as_joined
-from ..metrics.columns import head
+from ..metrics.columns import head, percent
 from ..metrics.store import RunFolder
 from ..text import visible
 from .figures import render
 from .own_test import own_test
 from .page_data import page_data
+from .pairs import MOST_OPEN, pair_lines
 from .rates import RATES, best_rates, rate_setting
 from .summary import Group, main_metric, more_metrics
 from .tables import extreme_word, lines, overview
@@ -72,6 +73,9 @@ def write(
         more=[head(each) for each in more_metrics(groups)],
         extreme=extreme_word(metric),
         lines=lines(groups),
+        pairs=(pairs := pair_lines(groups)),
+        points=percent(metric),
+        pairs_open=len(pairs) <= MOST_OPEN,
         faceted=len(data["settings"]) > 1,
         rates=best_rates(groups),
         rate=RATES.get(rate_setting(groups), ""),

@@ -12,13 +12,14 @@ from ..metrics.history import History
 from ..participation import observe
 from ..tasks.metrics import higher_is_better
 from .columns import NAMES, OWN_TEST, axis
-from .curves import as_number, axes_of, positions
+from .curves import EARLY, as_number, axes_of, positions
 from .export import results_csv, results_latex
 from .figures import MOST_IN_ONE, class_table, schedule_words
+from .pairs import pairs_csv
 from .rates import RATES, rate_of, rate_setting
 from .spread import mean_std
 from .styles import PATTERNS
-from .summary import Group, algorithm_title, colors_of, main_metric, more_metrics
+from .summary import Group, algorithm_title, colors_of, default_axis, main_metric, more_metrics
 
 MOST_POINTS = 1000  # of a run's curve on the page
 SHOWN_CLASSES = 6  # classes of a client in the tooltip
@@ -41,13 +42,15 @@ def page_data(groups: Sequence[Group]) -> dict[str, Any]:
         "main": first,
         "higher": higher_is_better(first),
         "axes": axes,
+        "axis": default_axis(groups),
+        "early": EARLY,
         "settings": (["algorithm"] if several else []) + settings,
         "facet": _facet(groups, settings, rate),
         "rate": {"setting": rate, "label": RATES[rate]} if rate else None,
         "patterns": PATTERNS,
         "schedules": _shown(schedules),
         "groups": [_group(g, metrics, axes, colors[algorithm_title(g)], rate, key_of) for g in groups],
-        "exports": {"csv": results_csv(groups), "latex": results_latex(groups)},
+        "exports": {"csv": results_csv(groups), "latex": results_latex(groups), "pairs": pairs_csv(groups)},
     }
 
 

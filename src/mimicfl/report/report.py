@@ -14,6 +14,7 @@ from ..metrics.store import RunFolder, find_runs
 from ..text import counted
 from . import figures, html, theory_figures
 from .export import results_csv, results_latex
+from .pairs import pairs_csv
 from .summary import Group, group
 
 MOST_NAMES = 3  # in the name of the folder of a report
@@ -28,8 +29,8 @@ class Report:
 
 
 def write_report(paths: Sequence[str | Path], out: str | Path | None = None, live: float = 0) -> Report:
-    """Read the runs at or below `paths` and write report.html, curves.png, curves.svg, curves.pdf, availability.png, results.csv and
-    results.tex.
+    """Read the runs at or below `paths` and write report.html, curves.png, curves.svg, curves.pdf, availability.png, results.csv,
+    results.tex and pairs.csv.
 
     Diagnosed runs also get theory-*.png. Without `out`, the report of one path is written into it, and the report of several paths into a
     new folder beside the first, so that no path loses its own page. With `live`, only the page is written, and it reloads itself after that
@@ -74,6 +75,7 @@ def _write_figures(groups: Sequence[Group], target: Path) -> list[Path]:
     written.append(figures.save(schedule, target / "availability.png"))
     write_text(target / "results.csv", results_csv(groups))
     write_text(target / "results.tex", results_latex(groups))
+    write_text(target / "pairs.csv", pairs_csv(groups))
     return written
 
 

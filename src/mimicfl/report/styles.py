@@ -1,10 +1,18 @@
 """Titles, colours and line styles of algorithms; dashes distinguish curves where colours are not enough."""
 
 import itertools
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
 
-from ..algorithms import ALGORITHMS, Algorithm, trait
+from matplotlib.colors import is_color_like
+
+from ..algorithms import ALGORITHMS, trait
+from ..algorithms.base import SHOWN_AS
+from ..algorithms.base import title_of as declared_title
 from ..registry import parse
+from ..text import visible
 
 SPARE = ["#636363", "#1b7837", "#762a83"]  # distinct from the algorithms' colours for colour-blind readers, on light and dark backgrounds
 MOST_COLORS = 11  # more curves than this share colours and differ in their dashes
@@ -13,6 +21,22 @@ Dash = tuple[float, Pattern]  # offset into the pattern, and the pattern
 PATTERNS: list[Pattern] = [(), (3.7, 1.6), (1, 1.65), (6.4, 1.6, 1, 1.6), (1, 4), (6.4, 1.6, 1, 1.6, 1, 1.6)]
 NEARLY_SOLID: Pattern = (10, 2)
 SOLID: Dash = (0, ())
+
+
+_REMEMBERED: dict[str, SimpleNamespace] = {}  # custom algorithms of runs whose plugins are not loaded
+
+
+def remember(spec: str, shown_as: Mapping[str, Any]) -> None:
+    """Show an algorithm as it was declared when the run was made, unless it is registered here."""
+    if shown_as:
+        kept = {key: shown_as.get(key) for key in SHOWN_AS}
+        if not (isinstance(kept["color"], str) and re.fullmatch(r"#?\w+", kept["color"]) and is_color_like(kept["color"])):
+            kept["color"] = ""  # a file may hold anything
+        _REMEMBERED[parse(spec)[0]] = SimpleNamespace(**kept)
+
+
+def _declared(name: str) -> object:
+    return ALGORITHMS.factories.get(name) or _REMEMBERED.get(name)
 
 
 def styles(groups: Sequence[tuple[str, str]]) -> list[tuple[str, Dash]]:
@@ -48,20 +72,17 @@ def _colors(specs: Sequence[str]) -> list[str]:
 
 def color_of(name: str) -> str:
     """The colour that a registered algorithm declares; empty if it declares none."""
-    return str(trait(ALGORITHMS.factories.get(name), "color") or "")
+    return str(trait(_declared(name), "color") or "")
 
 
 def title_of(name: str) -> str:
     """The title of a registered algorithm: the one it declares, or its class name. Other names are returned unchanged."""
-    factory = ALGORITHMS.factories.get(name)
-    if isinstance(factory, type) and issubclass(factory, Algorithm):
-        return factory.title or factory.__name__
-    return str(trait(factory, "title")) or name
+    return visible(declared_title(_declared(name)), keep="") or name
 
 
 def is_emphasized(spec: str) -> bool:
     """Whether an algorithm asks for a thicker line."""
-    return bool(trait(ALGORITHMS.factories.get(spec.partition(":")[0]), "emphasized"))
+    return bool(trait(_declared(spec.partition(":")[0]), "emphasized"))
 
 
 def palette() -> list[str]:
@@ -71,7 +92,7 @@ def palette() -> list[str]:
 
 def dash_of(spec: str, pattern: Pattern | None = None) -> Dash:
     """The dashes of a curve: those of the setting, shifted or with gaps added if the algorithm asks to be dashed."""
-    if not trait(ALGORITHMS.factories.get(parse(spec)[0]), "dashed"):
+    if not trait(_declared(parse(spec)[0]), "dashed"):
         return 0, pattern or ()
     if pattern is None:
         return 0, PATTERNS[1]

@@ -12,8 +12,8 @@ from ..metrics.history import History
 from ..settings import NOT_IN_RESULT, with_added_later
 from ..tasks.metrics import BY_COLUMN
 from ..text import visible
-from .curves import BY_POSITION, Curve, average, own_metrics, series
-from .styles import SOLID, Dash, algorithm_colors, is_emphasized, styles, title_of
+from .curves import BY_POSITION, DEFAULT_AXES, Curve, average, own_metrics, series
+from .styles import SOLID, Dash, algorithm_colors, is_emphasized, remember, styles, title_of
 
 IGNORED = {"seed", "algorithm", "source", "preset", *NOT_IN_RESULT}  # never part of a label
 
@@ -55,6 +55,8 @@ class Group:
 
 def group(histories: Sequence[History]) -> list[Group]:
     """Group runs by algorithm and by the settings that differ among them, in the given order."""
+    for history in histories:
+        remember(_algorithm(history), history.shown_as)
     configs = [with_added_later(history.config) for history in histories]
     keys = {key for config in configs for key in config if key not in IGNORED}
     varied = sorted(key for key in keys if len({repr(config.get(key)) for config in configs}) > 1)
@@ -146,6 +148,13 @@ def main_metric(groups: Sequence[Group]) -> str:
     order = (*given, "test_accuracy", "distance")
     evaluated = [g for g in groups if any(g.finals(metric) for metric in (*order, "test_loss"))]
     return next((metric for metric in order if evaluated and all(g.finals(metric) for g in evaluated)), "test_loss")
+
+
+def default_axis(groups: Sequence[Group]) -> str:
+    """What curves are drawn against at first: model uploads, or rounds if only they let every mean curve end where its table entry does."""
+    metric = main_metric(groups)
+    reached = (axis for axis in DEFAULT_AXES if not any(g.curve(metric, axis).early for g in groups))
+    return next(reached, DEFAULT_AXES[0])
 
 
 def more_metrics(groups: Sequence[Group]) -> list[str]:

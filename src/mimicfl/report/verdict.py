@@ -18,8 +18,20 @@ RULE = (
 )
 MARGIN = 0.01  # of a tie
 MANY_SETTINGS = 4  # with as many or more, a count comes before the verdicts
+ENOUGH = 3  # seeds for a significant lead: a test of two rests on one degree of freedom, and two equal leads may be luck
 MANY_GROUPS = 40  # with more, only the pairs with the best group are tested
 ROUNDING = 1e-6  # relative: engines agree up to this, so a smaller difference is no lead
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two groups of a setting, and what their difference shows."""
+
+    better: Group  # has the better mean
+    other: Group
+    lead: Paired  # how much better the first ends, by seed
+    adjusted: float  # p after Holm, over all pairs of the setting
+    outcome: str
 
 
 @dataclass(frozen=True)
@@ -41,7 +53,7 @@ class Standing:
     @property
     def tested(self) -> bool:
         """Whether there are enough seeds for any test."""
-        return any(lead.pairs > 1 for lead in self.leads.values())
+        return any(lead.pairs >= ENOUGH for lead in self.leads.values())
 
     def labels(self, result: str) -> list[str]:
         return [label for label, found in self.outcomes.items() if found == result]
@@ -49,17 +61,32 @@ class Standing:
 
 def standing(groups: Sequence[Group], metric: str) -> Standing | None:
     """Compare the best group of a setting with the others; None if there is nothing to compare."""
-    rivals = [g for g in groups if g.finals(metric)]
-    winner = best(rivals, metric)
-    if winner is None or len(rivals) < 2:
+    pairs = compared(groups, metric)
+    if not pairs:
         return None
-    pairs = itertools.combinations(rivals, 2) if len(rivals) <= MANY_GROUPS else ((winner, g) for g in rivals if g is not winner)
+    of_best = {pair.other.label: pair for pair in pairs if pair.better is pairs[0].better}
+    found = {g.label: of_best[g.label] for g in groups if g.label in of_best}  # in the order of the groups
+    return Standing(pairs[0].better, {label: pair.lead for label, pair in found.items()}, {label: p.outcome for label, p in found.items()})
+
+
+def compared(groups: Sequence[Group], metric: str) -> list[Pair]:
+    """All pairs of groups of a setting, best means first; of very many groups only the pairs with the best."""
+    rivals = [g for g in groups if g.finals(metric)]
+    order = sorted(rivals, key=lambda g: mean_std(g.finals(metric))[0], reverse=higher_is_better(metric))
+    few = len(rivals) <= MANY_GROUPS
+    leads = [(a, b, lead(a, b, metric)) for a, b in (itertools.combinations(order, 2) if few else ((order[0], g) for g in order[1:]))]
     # Any pair could have been the best two, so all pairs count: only then may the winner be named after the fact.
-    adjusted = holm({frozenset((a.label, b.label)): lead(a, b, metric).p for a, b in pairs}, of=math.comb(len(rivals), 2))
-    margin = MARGIN * (1.0 if percent(metric) else abs(mean_std(winner.finals(metric))[0]))
-    leads = {g.label: lead(winner, g, metric) for g in rivals if g is not winner}
-    outcomes = {label: outcome(each, adjusted[frozenset((winner.label, label))], margin) for label, each in leads.items()}
-    return Standing(winner, leads, outcomes | {g.label: TIE for g in rivals if g is not winner and equal(winner, g, metric)})
+    adjusted = holm({k: found.p for k, (_, _, found) in enumerate(leads)}, of=math.comb(len(rivals), 2))
+    margin = MARGIN * (1.0 if percent(metric) or not order else abs(mean_std(order[0].finals(metric))[0]))
+    return [
+        Pair(a, b, found, adjusted[k], TIE if equal(a, b, metric) else _outcome(found, adjusted[k], margin))
+        for k, (a, b, found) in enumerate(leads)
+    ]
+
+
+def _outcome(found: Paired, adjusted: float, margin: float) -> str:
+    decided = outcome(found, adjusted, margin)
+    return UNDECIDED if decided in (YES, NO) and found.pairs < ENOUGH else decided
 
 
 def best(groups: Sequence[Group], metric: str) -> Group | None:
@@ -143,7 +170,8 @@ def _verdict(groups: Sequence[Group], ends: str) -> str:
     shared = at.leads[second.label]
     if shared.pairs < 2:
         return f"{text} ({'one seed' if shared.pairs else 'no seed in common'}, so nothing is tested)."
-    return f"{text}, ahead in {shared.ahead} of {shared.pairs} seeds: {_decided(at)}."
+    few = f" ({shared.pairs} seeds are too few to decide)" if shared.pairs < ENOUGH and at.labels(UNDECIDED) else ""
+    return f"{text}, ahead in {shared.ahead} of {shared.pairs} seeds: {_decided(at)}{few}."
 
 
 def _decided(at: Standing) -> str:

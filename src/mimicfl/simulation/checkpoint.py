@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..algorithms.base import shown_as
 from ..errors import UsageError
 from ..files import is_scratch
 from ..fingerprint import OPTIONAL, Fingerprint
 from ..metrics.recorder import Saved
 from ..metrics.store import RunFolder, check_same, differing_setting
+from ..registry import parse
 from .fingerprint import fingerprint
 from .parts import RunParts
 
@@ -118,6 +120,8 @@ class Checkpoints:
         more = {"passes": str(run.diagnostics.population.passes)} if run.diagnostics else {}
         if directions := run.problem.directions:
             more["directions"] = json.dumps(directions)
+        if shown := shown_as(parse(str(run.config.get("algorithm", "")))[0]):
+            more["shown as"] = json.dumps(shown)  # a report does not import the plugin
         return {"run": run.fingerprint.to_json(), "rounds": str(run.planned), "engine": run.engine, "threads": str(run.threads), **more}
 
     def last_good(self) -> str:

@@ -11,9 +11,32 @@ from ..algorithms.server import Server
 from ..clients.lr import check_certificate, theory
 from ..data.samples import forward
 from ..errors import UsageError
+from ..participation.run_schedule import Participation
 from ..problem import Problem
 from ..text import counted
 from ..theory.rounds import Rounds
+
+MOSTLY = 0.5  # of the rounds
+
+
+def check_participation(schedule: Participation, limited: bool) -> None:
+    """Refuse a run in which no client ever trains; warn if most rounds train nothing. `limited`: the run has a fixed number of rounds."""
+    stages, seconds = schedule.stages, schedule.stages.round_seconds
+    active = schedule.available if stages.selection.needs_model else schedule.active
+    timed = "" if seconds is None else f" of {seconds:g} s"
+    what = counted(len(active), "round") + timed + ("" if seconds is None else f" ({seconds * len(active):,.15g} s in all)")
+    if not schedule.available.any():
+        remedy = "another availability" if seconds is None else "a longer round (round=SECONDS), another offset"
+        raise UsageError(f"no client is available in {what}, so nothing would be trained; choose {remedy} or more rounds")
+    if not active.any():
+        raise UsageError(f"no available client is selected and finishes in {what}; change the selection, the deadline or the rounds")
+    empty = 1 - float(active.any(axis=1).mean())
+    if limited and empty > MOSTLY:  # in tens of percent, so that the seeds of a comparison warn once
+        warnings.warn(
+            f"about {10 * round(10 * empty)} % of the rounds{timed} have no active client and train nothing; "
+            "mimicfl availability show draws the schedule, and a number of uploads instead of rounds does not count such rounds",
+            stacklevel=2,
+        )
 
 
 def check_single_samples(problem: Problem, available: np.ndarray) -> None:
@@ -42,9 +65,11 @@ def check_units(problem: Problem, server: Server) -> None:
     """Warn if an algorithm that needs gradients receives steps in another unit, which it would treat as gradients."""
     other = [name for name in problem.local.extras if name in ("optimizer", "lr_multipliers", "loop")]
     if other and trait(server.algorithm, "needs_steps"):
-        name = type(server.algorithm).__name__
+        name, given = type(server.algorithm).__name__, getattr(problem.local, "optimizer", None)
+        named = given if isinstance(given, str) else getattr(given, "__name__", "this optimizer")
+        words = [{"optimizer": str(named), "loop": "a custom loop"}.get(each, each) for each in other]
         warnings.warn(
-            f"{name} treats the clients' mean steps as mean gradients, which they are not with {' and '.join(other)}; use SGD with it",
+            f"{name} treats the clients' mean steps as mean gradients, which they are not with {' and '.join(words)}; use SGD with it",
             stacklevel=2,
         )
 

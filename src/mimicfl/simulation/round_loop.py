@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -157,5 +158,16 @@ def diverging(run: Run, ends: Ends) -> Iterator[None]:
         yield
     except Diverged as error:
         kept = "" if run.checkpoints is None else run.checkpoints.last_good()
-        or_decay = " or the weight decay" if run.problem.local.weight_decay else ""
-        ends[run] = Diverged(f"{error}: lower the learning rate{or_decay}{kept}")
+        ends[run] = Diverged(f"{error}: {_advice(run, error)}{kept}")
+
+
+def _advice(run: Run, error: Diverged) -> str:
+    """What to do about a run that diverged: a loss that is not finite before a client's first step has another cause than the rate."""
+    rate = "lower the learning rate" + (" or the weight decay" if run.problem.local.weight_decay else "")
+    if error.client is None or isinstance(run.problem.loss, LearningTask):
+        return rate
+    loss = run.problem.client_losses(run.server.w, run.server.buffers, np.array([error.client]))[0]
+    if np.isfinite(loss):
+        return rate
+    samples = f"the loss on this client's samples is {loss:g} before its first step; check the samples, the model and the loss"
+    return samples if run.t == 0 else f"{samples}, or {rate}"

@@ -17,7 +17,7 @@ from ..participation.settings import ParticipationSettings
 from ..participation.stages import Stages
 from ..problem import Problem
 from ..settings import arguments_of
-from .checks import check_learning_rates, check_single_samples, check_units
+from .checks import check_learning_rates, check_participation, check_single_samples, check_units
 from .run import Run
 from .traffic import client_seconds
 
@@ -27,6 +27,7 @@ def set_up(problem: Problem, given: Mapping[str, Any]) -> Run:
     chosen = ParticipationSettings.of(**arguments_of(ParticipationSettings.of, given))
     server = make_server(problem, chosen, **arguments_of(make_server, given))
     schedule = make_participation(problem, server, chosen, **arguments_of(make_participation, given))
+    check_participation(schedule, limited=given.get("uploads") is None)
     check_learning_rates(problem, schedule.active, server, not chosen.selection.needs_model, chosen.buffered is not None)
     check_units(problem, server)
     check_single_samples(problem, schedule.available)

@@ -99,7 +99,9 @@ function shown(xs, ys) {
 function drawChart() {
   const metric = $("metric").value, axis = $("axis").value, seeds = $("seeds").checked;
   const found = panels(withBestRate(kept()));
-  for (const p of found) p.lines = p.lines.map((g) => curvesOf(g, metric, axis)).filter((g) => g.x.length);
+  for (const p of found) p.lines = p.lines.map((g) => curvesOf(g, metric, axis));
+  $("early").textContent = found.some((p) => p.lines.some((g) => g.early && !state.hidden.has(g.name))) ? DATA.early : "";
+  for (const p of found) p.lines = p.lines.filter((g) => g.x.length);
   drawLegend(found);
   for (const p of found) p.lines = p.lines.filter((g) => !state.hidden.has(g.name));
   const drawn = found.filter((p) => p.lines.length), lines = drawn.flatMap((p) => p.lines);

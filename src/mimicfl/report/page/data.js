@@ -17,7 +17,7 @@ function series(run, metric, axis) {
 // Mean and standard deviation over the seeds: at the x that all have, or by position.
 function average(runs, axis) {
   const full = runs.filter((run) => run.length);
-  if (!full.length) return { x: [], mean: [], std: [] };
+  if (!full.length) return { x: [], mean: [], std: [], early: false };
   let rows;
   if (BY_POSITION.has(axis)) {
     const length = Math.min(...full.map((run) => run.length));
@@ -28,7 +28,8 @@ function average(runs, axis) {
   }
   const mean = rows.map(([, ys]) => ys.reduce((a, b) => a + b, 0) / ys.length);
   const std = rows.map(([, ys], k) => ys.length < 2 ? 0 : Math.sqrt(ys.reduce((sum, y) => sum + (y - mean[k]) ** 2, 0) / (ys.length - 1)));
-  return { x: rows.map((r) => r[0]), mean, std };
+  const early = BY_POSITION.has(axis) ? full.some((run) => run.length > rows.length) : full.some((run) => run.at(-1)[0] !== rows.at(-1)?.[0]);
+  return { x: rows.map((r) => r[0]), mean, std, early };  // early: some seed has later points
 }
 
 function smoothed(values) {
@@ -85,6 +86,6 @@ function curvesOf(g, metric, axis) {
   const factor = factorOf(metric);
   const runs = g.runs.map((run) => series(run, metric, axis));
   const c = average(runs, axis);
-  return { ...g, x: c.x, y: smoothed(c.mean).map((v) => v * factor), s: c.std.map((v) => v * factor),
+  return { ...g, early: c.early, x: c.x, y: smoothed(c.mean).map((v) => v * factor), s: c.std.map((v) => v * factor),
     every: runs.map((run) => ({ x: run.map((p) => p[0]), y: smoothed(run.map((p) => p[1])).map((v) => v * factor) })) };
 }

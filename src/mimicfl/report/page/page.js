@@ -95,7 +95,8 @@ function chartSvg() {
   const titles = figures.map((figure) => folded(figure.querySelector("figcaption")?.textContent ?? "", Math.floor((w - 58) / 8)));
   const head = figures.length > 1 ? 7 + 15 * Math.max(...titles.map((lines) => lines.length)) : 0;
   const legend = [...$("legend").querySelectorAll("button:not(.off)")];
-  const W = columns * (w + 14), rows = Math.ceil(figures.length / columns), H = rows * (h + head) + 20 * legend.length + 12;
+  const W = columns * (w + 14), rows = Math.ceil(figures.length / columns), early = $("early").textContent;
+  const H = rows * (h + head) + 20 * (legend.length + Boolean(early)) + 12;
   let svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${W}" height="${H}" font-family="sans-serif"><style>text{fill:${css("--ink")};font-size:12px}.grid{stroke:${css("--line")}}</style><rect width="100%" height="100%" fill="${css("--paper")}"/>`;
   figures.forEach((figure, k) => {
     const [x, y] = [(k % columns) * (w + 14), Math.floor(k / columns) * (h + head)], below = head - 7 - 15 * titles[k].length;
@@ -103,6 +104,7 @@ function chartSvg() {
     svg += `<svg x="${x}" y="${y + head}" width="${w}" height="${h}">${figure.querySelector("svg").innerHTML}</svg>`;
   });
   legend.forEach((button, k) => { svg += `<svg x="58" y="${rows * (h + head) + 6 + 20 * k}" width="38" height="10">${button.querySelector("svg").innerHTML}</svg><text x="104" y="${rows * (h + head) + 15 + 20 * k}">${text(button.textContent)}</text>`; });
+  if (early) svg += `<text x="58" y="${H - 10}">${text(early)}</text>`;
   return svg + "</svg>";
 }
 
@@ -123,11 +125,13 @@ const EXPORTS = {
   "curves-png": chartPng,
   "page-pdf": () => print(),
   "results-csv": () => download("results.csv", "text/csv", DATA.exports.csv),
+  "pairs-csv": () => download("pairs.csv", "text/csv", DATA.exports.pairs),
   "results-tex": () => download("results.tex", "text/x-tex", DATA.exports.latex),
 };
 
 options($("metric"), Object.entries(DATA.metrics));
 options($("axis"), Object.entries(DATA.axes));
+$("axis").value = DATA.axis;
 options($("schedule"), DATA.schedules.map((s, k) => [k, s.title]));
 if ($("facet")) {
   const varied = DATA.settings.filter((key) => key !== ALGORITHM);
