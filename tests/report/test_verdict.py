@@ -122,3 +122,10 @@ def test_a_group_without_an_evaluation_changes_nothing_for_the_others():
     assert summary.main_metric(groups) == "test_accuracy"
     assert verdict(groups) == verdict(summary.group(runs))
     assert [line.seeds for line in lines(groups)] == [3, 2, 0]
+
+
+def test_two_seeds_that_tie_with_one_and_decide_nothing_about_another():
+    """Marked as with three seeds: the best is tied only if it ties with all others."""
+    two = {"fedavg": [0.8, 0.7001], "mimic": [0.8001, 0.7], "mifa": [0.5, 0.69]}
+    three = {"fedavg": [0.8, 0.7001, 0.6], "mimic": [0.8001, 0.7, 0.6], "mifa": [0.5, 0.69, 0.62]}
+    assert marked(**two) == marked(**three) == ["○", "≈", ""]

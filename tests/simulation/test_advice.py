@@ -19,11 +19,11 @@ class Picky(nn.Linear):
         return super().forward(x / x.abs().sum(dim=1, keepdim=True))
 
 
-def test_a_loss_that_is_not_finite_before_the_first_step():
+def test_a_loss_that_is_not_finite_with_the_initial_model():
     x, y = torch.rand(40, 4), torch.arange(40) % 2
     x[25] = 0
     split = [np.arange(20), np.arange(20, 40)]
-    with pytest.raises(mf.Diverged, match=r"client 1 .*the loss on this client's samples is nan before its first step") as caught:
+    with pytest.raises(mf.Diverged, match=r"client 1 .*the loss on this client's samples is nan with the initial model") as caught:
         mf.simulate(Picky(4, 2), mf.Data(x, y, x[:20], y[:20]), split, rounds=2, local=mf.LocalSGD(epochs=1, lr=1e-9))
     assert "learning rate" not in str(caught.value)
 
@@ -31,6 +31,16 @@ def test_a_loss_that_is_not_finite_before_the_first_step():
 def test_a_rate_that_is_too_large_is_still_named(digits):
     with pytest.raises(mf.Diverged, match="lower the learning rate"):
         mf.simulate(**digits, rounds=3, local=mf.LocalSGD(epochs=2, lr=1e30))
+
+
+def test_a_rate_that_is_too_large_is_named_where_it_took_several_rounds():
+    """The model has then grown so much that the loss is not finite before a step, either."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, generator=generator)
+    split, data = [np.arange(20), np.arange(20, 40)], mf.Data(x, x[:, :1], x, x[:, :1])
+    with pytest.raises(mf.Diverged, match=r"in round [1-9].*: lower the learning rate") as caught:
+        mf.simulate(nn.Linear(3, 1), data, split, rounds=100, eval_every=100, loss=nn.MSELoss(), local=mf.LocalSGD(steps=1, lr=1e3))
+    assert "samples" not in str(caught.value)
 
 
 def test_the_optimizer_is_named(digits):

@@ -150,7 +150,7 @@ def paper_algorithms() -> tuple[str, ...]:
 ALGORITHMS: Registry[Algorithm[Any]] = Registry(
     "algorithm", ("algorithm",), is_algorithm, "a name or an object with init, instructions and aggregate"
 )
-SHOWN_AS = ("title", "color", "dashed", "emphasized")  # attributes of an algorithm that tables and figures show
+SHOWN_AS: dict[str, type] = {"title": str, "color": str, "dashed": bool, "emphasized": bool}  # attributes that tables and figures show
 
 
 def shown_as(name: str) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def shown_as(name: str) -> dict[str, Any]:
     factory = ALGORITHMS.factories.get(name)
     if factory is None or is_built_in(factory):
         return {}
-    return {key: trait(factory, key) for key in SHOWN_AS} | {"title": title_of(factory) or name}
+    return {key: kind(trait(factory, key) or "") for key, kind in SHOWN_AS.items()} | {"title": title_of(factory) or name}
 
 
 def title_of(factory: object) -> str:

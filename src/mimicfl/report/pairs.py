@@ -1,4 +1,4 @@
-"""Every pair of algorithms in a setting, tested: for the page and as CSV."""
+"""The tested pairs of a setting, see `verdict.compared`: for the page and as CSV."""
 
 import csv
 import io

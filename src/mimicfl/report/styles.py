@@ -29,8 +29,8 @@ _REMEMBERED: dict[str, SimpleNamespace] = {}  # custom algorithms of runs whose 
 def remember(spec: str, shown_as: Mapping[str, Any]) -> None:
     """Show an algorithm as it was declared when the run was made, unless it is registered here."""
     if shown_as:
-        kept = {key: shown_as.get(key) for key in SHOWN_AS}
-        if not (isinstance(kept["color"], str) and re.fullmatch(r"#?\w+", kept["color"]) and is_color_like(kept["color"])):
+        kept = {key: kind(shown_as.get(key) or "") for key, kind in SHOWN_AS.items()}
+        if not (re.fullmatch(r"#?\w+", kept["color"]) and is_color_like(kept["color"])):
             kept["color"] = ""  # a file may hold anything
         _REMEMBERED[parse(spec)[0]] = SimpleNamespace(**kept)
 

@@ -12,13 +12,13 @@ from .spread import mean_std
 from .summary import Group, algorithm_title, by_setting, main_metric, with_seeds_in_common
 
 FIRST, TIED, OPEN = "★", "≈", "○"
+ENOUGH = 3  # seeds for a significant lead: a test of two rests on one degree of freedom, and two equal leads may be luck
 RULE = (
-    f"First: ahead of every other algorithm with p < {LEVEL:g}, in paired t tests adjusted for all pairs (Holm). Tied: certainly within "
-    "1 point (or 1 % of a value that is not in percent). Undecided: neither, as is usual with few seeds."
+    f"First: ahead of every other algorithm with p < {LEVEL:g}, in paired t tests adjusted for all pairs (Holm), with at least {ENOUGH} "
+    "seeds. Tied: certainly within 1 point (or 1 % of a value that is not in percent). Undecided: neither, as is usual with few seeds."
 )
 MARGIN = 0.01  # of a tie
 MANY_SETTINGS = 4  # with as many or more, a count comes before the verdicts
-ENOUGH = 3  # seeds for a significant lead: a test of two rests on one degree of freedom, and two equal leads may be luck
 MANY_GROUPS = 40  # with more, only the pairs with the best group are tested
 ROUNDING = 1e-6  # relative: engines agree up to this, so a smaller difference is no lead
 
@@ -53,7 +53,7 @@ class Standing:
     @property
     def tested(self) -> bool:
         """Whether there are enough seeds for any test."""
-        return any(lead.pairs >= ENOUGH for lead in self.leads.values())
+        return any(lead.pairs > 1 for lead in self.leads.values())
 
     def labels(self, result: str) -> list[str]:
         return [label for label, found in self.outcomes.items() if found == result]

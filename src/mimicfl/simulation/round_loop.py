@@ -11,6 +11,7 @@ from torch import Tensor
 from ..algorithms.client_numbers import all_on_device
 from ..algorithms.finite import check_updates, finite_rows, good_clients, raise_for_model
 from ..algorithms.updates import ClientUpdates
+from ..clients.params import Workspace
 from ..data.clients import Holdout
 from ..engines.interface import Engine, TrainRequest, train_clients
 from ..engines.provisional import next_engine
@@ -162,12 +163,12 @@ def diverging(run: Run, ends: Ends) -> Iterator[None]:
 
 
 def _advice(run: Run, error: Diverged) -> str:
-    """What to do about a run that diverged: a loss that is not finite before a client's first step has another cause than the rate."""
+    """What to do about a run that diverged: a loss that is not finite with the initial model has another cause than the rate."""
     rate = "lower the learning rate" + (" or the weight decay" if run.problem.local.weight_decay else "")
     if error.client is None or isinstance(run.problem.loss, LearningTask):
         return rate
-    loss = run.problem.client_losses(run.server.w, run.server.buffers, np.array([error.client]))[0]
+    initial = Workspace(run.problem.template, run.problem.device)
+    loss = run.problem.client_losses(initial.w, initial.buffers(), np.array([error.client]))[0]
     if np.isfinite(loss):
         return rate
-    samples = f"the loss on this client's samples is {loss:g} before its first step; check the samples, the model and the loss"
-    return samples if run.t == 0 else f"{samples}, or {rate}"
+    return f"the loss on this client's samples is {loss:g} with the initial model; check the samples, the model and the loss"
