@@ -97,6 +97,15 @@ def test_the_availability_is_among_the_settings(tmp_path):
         trained(tmp_path / "run", "static:0.8")
 
 
+def test_a_folder_without_a_pattern_is_not_resumed_under_one(tmp_path):
+    trained(tmp_path / "run", None)
+    assert "availability" not in write_report([tmp_path / "run"]).page.read_text().split('class="chips"')[1].split("</p>")[0]
+    with pytest.raises(UsageError, match="availability"):
+        trained(tmp_path / "run", "static:0.9")
+
+
 def test_a_folder_of_an_earlier_version_without_the_availability_is_resumed(tmp_path):
     trained(tmp_path / "run", None)
+    settings = tmp_path / "run" / "config.toml"
+    settings.write_text("".join(line for line in settings.read_text().splitlines(keepends=True) if "availability" not in line))
     trained(tmp_path / "run", "static:0.9")

@@ -198,8 +198,8 @@ PARTS = {
 }
 
 # Local steps of a client per round, which the pages show: they follow from the settings and the data, and are not part of a plan.
-LOCAL_STEPS = {"digits": 15, "digits-warm": 15, "digits-averaged": 15, "fmnist": 250, "fmnist-100": 76, "fmnist-1000": 8}
-LOCAL_STEPS |= {"mnist-writers": 7, "sotu": 220}  # on average
+LOCAL_STEPS = {"digits": 15, "digits-warm": 15, "digits-averaged": 15, "fmnist": 250, "fmnist-100": 76, "fmnist-1000": 8, "cifar10": 53}
+LOCAL_STEPS |= {"cifar10-resnet": 53, "mnist-writers": 7, "sotu": 220}  # the last two on average
 
 
 def find_part(name: str) -> Part:

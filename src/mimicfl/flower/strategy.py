@@ -164,7 +164,7 @@ class Federated(StrategyMethods):
         } | ({} if num_clients is None else {"num_clients": num_clients})
         self.config |= {} if self.form.robust is None else {"robust": robust}
         self.config |= {} if self.compression is None else {"compress": self.compression.spec}
-        self.config |= {} if self.pattern is None else {"availability": describe(patterns.PATTERNS, self.pattern)}
+        self.config["availability"] = "" if self.pattern is None else describe(patterns.PATTERNS, self.pattern)
         self.callbacks = callback_set(None, callbacks)
         self.model: Callable[[], nn.Module] | None = None  # makes the module, for callbacks; `server_app` sets it
         self.rows: list[dict[str, Any]] = []  # one row per round, as in the folder's rows.jsonl

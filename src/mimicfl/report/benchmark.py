@@ -19,7 +19,7 @@ from ..benchmark.recommend import Finding, pattern_profile
 from ..benchmark.records import plans
 from ..benchmark.suite import LOCAL_STEPS, PARTS, PROTOCOL, Part
 from ..files import make_folder, write_text
-from ..significance import Paired, Ranking
+from ..significance import LEVEL, Paired, Ranking
 from . import figures
 from .benchmark_figures import critical_difference, curves, means
 from .html import PAGE, embedded, escaping
@@ -128,7 +128,8 @@ def use(table: Table) -> tuple[str, str, str]:
         return names_of(best), "–", f"no significant difference among the {len(best)} compared"
     nearest = table.tests[best[0], rest[0]]
     by = f"{interval(nearest.difference)} over {title_of(rest[0])}"
-    sure = f"p {_p(nearest.adjusted)} (sign flips {_p(nearest.flips, adjusted=False)}), {nearest.difference.pairs} seeds"
+    unsure = f"more than {MARGIN:g} points, but not significant: " if nearest.adjusted >= LEVEL else ""
+    sure = f"{unsure}p {_p(nearest.adjusted)} (sign flips {_p(nearest.flips, adjusted=False)}), {nearest.difference.pairs} seeds"
     return names_of(best), by, sure
 
 

@@ -78,9 +78,10 @@ def average(runs: list[list[tuple[float, float]]], by_position: bool) -> Curve:
         x, y = table[:, :, 0].mean(axis=0), table[:, :, 1]
         early = any(len(run) > length for run in runs)
     else:
-        shared = sorted(set.intersection(*[{x for x, _ in run} for run in runs]))
-        x, y = np.array(shared), np.array([[dict(run)[v] for v in shared] for run in runs])
-        early = any(run[-1][0] not in shared for run in runs)
+        by_x = [dict(run) for run in runs]
+        shared = sorted(set.intersection(*map(set, by_x)))
+        x, y = np.array(shared), np.array([[values[v] for v in shared] for values in by_x])
+        early = any(run[-1][0] != shared[-1] for run in runs) if shared else True
     std = y.std(axis=0, ddof=1) if len(runs) > 1 else np.zeros(len(x))
     return Curve(x.tolist(), y.mean(axis=0).tolist(), std.tolist(), early)
 

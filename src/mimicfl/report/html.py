@@ -151,7 +151,7 @@ def _chips(configs: Sequence[dict[str, Any]]) -> list[str]:
     works = [f"{n} local {kind}{'s' * (n != 1)}" for n, kind in counts if n]
     chips = [*dict.fromkeys(f"{c['num_clients']} clients" for c in configs if c.get("num_clients")), *dict.fromkeys(works)]
     for key in ("availability", "model", "partition", "batch_size", "lr", "update"):
-        values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if key in c))
+        values = list(dict.fromkeys(str(c.get(key) or "full") for c in configs if c.get(key, "") != ""))
         more = [f"and {len(values) - SHOWN_VALUES} more"] * (len(values) > SHOWN_VALUES)
         chips += [f"{CHIPS.get(key, key)} {value}" for value in values[:SHOWN_VALUES] + more]
     for key in EXTRAS:

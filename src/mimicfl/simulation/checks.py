@@ -31,9 +31,9 @@ def check_participation(schedule: Participation, limited: bool) -> None:
     if not active.any():
         raise UsageError(f"no available client is selected and finishes in {what}; change the selection, the deadline or the rounds")
     empty = 1 - float(active.any(axis=1).mean())
-    if limited and empty > MOSTLY:  # in tens of percent, so that the seeds of a comparison warn once
+    if limited and empty > MOSTLY:  # in tens of percent, so that the seeds of a comparison warn once; some round trains
         warnings.warn(
-            f"about {10 * round(10 * empty)} % of the rounds{timed} have no active client and train nothing; "
+            f"about {min(90, 10 * round(10 * empty))} % of the rounds{timed} have no active client and train nothing; "
             "mimicfl availability show draws the schedule, and a number of uploads instead of rounds does not count such rounds",
             stacklevel=2,
         )
