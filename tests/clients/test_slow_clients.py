@@ -23,17 +23,17 @@ def test_every_engine_supports_steps_and_epochs_per_client(digits, engine, algor
     torch.testing.assert_close(*ends, rtol=1e-4, atol=2e-5)
 
 
-class RecordingFedAvg(mf.FedAvg):
-    def aggregate(self, state, active, g, step):
-        self.__dict__.setdefault("seen", []).append(dict(zip(active.tolist(), step.K.tolist(), strict=True)))
-        super().aggregate(state, active, g, step)
-
-
 def test_each_client_takes_its_number_of_steps(digits):
-    algorithm = RecordingFedAvg()
-    mf.simulate(**digits, algorithm=algorithm, availability="static:0.5", rounds=4, local=mf.LocalSGD(steps=STEPS))
-    assert len(algorithm.seen) == 4
-    assert all(STEPS[client] == K for round_ in algorithm.seen for client, K in round_.items())
+    seen = []
+
+    class RecordingFedAvg(mf.FedAvg):
+        def aggregate(self, state, active, g, step):
+            seen.append(dict(zip(active.tolist(), step.K.tolist(), strict=True)))
+            super().aggregate(state, active, g, step)
+
+    mf.simulate(**digits, algorithm=RecordingFedAvg(), availability="static:0.5", rounds=4, local=mf.LocalSGD(steps=STEPS))
+    assert len(seen) == 4
+    assert all(STEPS[client] == K for round_ in seen for client, K in round_.items())
 
 
 def test_list_of_equal_numbers_equals_one_number(digits):

@@ -94,22 +94,21 @@ def test_scaffold_controls_are_mean_gradients_with_momentum(quadratic):
     """For a linear loss the gradients are constant, so the controls must equal them with and without momentum."""
     linear_loss = lambda output, target: (output * target).mean()  # noqa: E731
     data = quadratic["data"]
-    states = []
+    states, seen = [], []
+
+    class RecordingSCAFFOLD(mf.SCAFFOLD):
+        def aggregate(self, state, active, g, step):
+            super().aggregate(state, active, g, step)
+            seen.append(state.c_i[:].clone())
+
     for momentum in (0.0, 0.9):
         local = mf.LocalSGD(steps=4, batch_size=None, lr=0.001, momentum=momentum)
         run = {**quadratic, "algorithm": RecordingSCAFFOLD(), "rounds": 2, "local": local, "loss": linear_loss}
         mf.simulate(**run)
-        states.append(run["algorithm"].seen)
+        states.append(seen[-1])
     torch.testing.assert_close(states[0], states[1], rtol=1e-9, atol=1e-12)
     part = quadratic["split"][0]
     torch.testing.assert_close(states[1][0], (data.x_train[part] * data.y_train[part]).mean(0).double(), rtol=1e-9, atol=1e-12)
-
-
-class RecordingSCAFFOLD(mf.SCAFFOLD):
-    def aggregate(self, state, active, g, step):
-        super().aggregate(state, active, g, step)
-        object.__setattr__(self, "seen", state.c_i[:].clone())
-        return state
 
 
 def test_unused_options_do_not_change_the_id_of_a_run(tmp_path):
