@@ -2,7 +2,7 @@
 
     python benchmarks/local_candidates.py fmnist --device cuda --algorithms "fedgain average=9" "guarded:horizon=400 average=9"
 
-takes the arguments of gain_search.py. What they gave: records/2026-11-19-local-steps.md, and records/2026-11-20-one-default.md for `blended`.
+takes the arguments of gain_search.py. What they gave: records/2026-11-19-local-steps.md; for `blended`, records/2026-11-20-one-default.md.
 """
 
 from dataclasses import dataclass, replace
