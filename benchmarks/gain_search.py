@@ -42,6 +42,8 @@ PROBLEMS = {  # settings and first rates
     "digits": (suite.DIGITS, (0.1, 0.3)),
     "fmnist": (suite.FASHION | {"rounds": 100}, (0.03, 0.1)),
     "cifar10": (suite.CIFAR | {"rounds": 100}, (0.03, 0.1)),
+    "digits80": (suite.DIGITS | {"epochs": 80}, (0.1, 0.3)),  # 240 local steps
+    "lenet15": ({key: value for key, value in suite.FASHION.items() if key != "epochs"} | {"steps": 15}, (0.01, 0.03, 0.1, 0.3)),
 }
 CHANCE = 10.0  # percent: what a run that diverges scores
 Accuracies = dict[str, float]  # by "pattern|algorithm|rate|final|seed", in percent; final is the last rate as a share of the first
