@@ -83,6 +83,7 @@ def test_a_diverging_run_is_recorded_as_diverged(tiny, tmp_path):
     [cell] = part.cells()
     found = read_cell(tmp_path / "records", cell)
     assert sum("diverged" in run for run in found.values()) == 6
+    assert not any(str(tmp_path) in run.get("diverged", "") for run in found.values())  # the checkpoints are removed
     assert progress_of(cell, found).chosen["rate"] == 0.1
 
 

@@ -11,7 +11,7 @@ from tests.conftest import resume
 
 
 class TestLonger:
-    """The same run with more rounds, or uploads, goes on where it ended."""
+    """The same run with more rounds, or uploads, continues where it ended."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("algorithm", ["mimic", "fedau"])

@@ -17,6 +17,7 @@ from ..engines.interface import Engine, TrainRequest, train_clients
 from ..engines.provisional import next_engine
 from ..engines.torch_settings import exact, own_threads
 from ..errors import Diverged
+from ..files import is_scratch
 from ..metrics.evaluate import Tally, scores
 from ..metrics.history import History
 from ..metrics.rows import Row
@@ -158,7 +159,7 @@ def diverging(run: Run, ends: Ends) -> Iterator[None]:
     try:
         yield
     except Diverged as error:
-        kept = "" if run.checkpoints is None else run.checkpoints.last_good()
+        kept = "" if run.checkpoints is None or is_scratch() else run.checkpoints.last_good()
         ends[run] = Diverged(f"{error}: {_advice(run, error)}{kept}")
 
 
