@@ -131,6 +131,14 @@ def test_incomplete_algorithms_do_not_compete(tiny, tmp_path):
     assert any("2 of 2 cells are not complete" in line for line in deviations(tiny, tmp_path, [table]))
 
 
+def test_a_grid_that_suits_no_configuration_is_named(tiny, tmp_path):
+    fill(tiny, tmp_path, lambda cell, e: None if cell.grid.algorithm == "mimic" else 0.9)
+    tables = analyse(tiny, tmp_path)
+    said = [line for line in deviations(tiny, tmp_path, tables) if "first grid" in line]
+    assert len(said) == 1
+    assert "of mimic diverged" in said[0]
+
+
 def test_diverged_runs_count_and_are_reported(tiny, tmp_path):
     fill(tiny, tmp_path, lambda cell, e: None if e.seed == 2 else 0.9)
     [table] = analyse(tiny, tmp_path)

@@ -36,6 +36,7 @@ class Entry:
     state: CellProgress
     runs: list[dict[str, Any]]  # of the chosen configuration, one per seed
     chance: float = 0.1  # what a diverged run scores
+    unsuited: bool = False  # every configuration of its first grid diverged with every tuning seed
 
     @property
     def diverged(self) -> int:
@@ -110,9 +111,13 @@ def analyse(part: Part, records: Path) -> list[Table]:
         results = read_cell(records, cell)
         state = progress_of(cell, results)
         entries[cell.pattern.name, cell.grid.algorithm] = Entry(
-            cell.grid.algorithm, state, _final(cell, state.chosen, results), part.chance
+            cell.grid.algorithm, state, _final(cell, state.chosen, results), part.chance, _unsuited(cell, results)
         )
     return [Table(part, pattern, {g.algorithm: entries[pattern.name, g.algorithm] for g in part.grids}) for pattern in part.patterns]
+
+
+def _unsuited(cell: Cell, results: Results) -> bool:
+    return all("diverged" in results.get(key, {}) for config in cell.grid.configs() for key in cell.tuning(config))
 
 
 def _final(cell: Cell, chosen: Config | None, results: Results) -> list[dict[str, Any]]:
@@ -151,6 +156,16 @@ def deviations(part: Part, records: Path, tables: Sequence[Table]) -> list[str]:
         found.append(f"{old} of {len(runs)} compared runs were made under an earlier plan")
     if diverged := sum("diverged" in run for run in runs):
         found.append(f"{diverged} of {len(runs)} compared runs diverged")
+    unsuited: dict[str, list[str]] = {}
+    for table in tables:
+        for name, entry in table.entries.items():
+            if entry.unsuited:
+                unsuited.setdefault(name, []).append(table.pattern.name)
+    for name, patterns in unsuited.items():
+        found.append(
+            f"every configuration of the first grid of {name} diverged under {', '.join(patterns)}: the grid does not suit it there, "
+            "and its result says little about the algorithm"
+        )
     places = {(run["environment"].get("mimicfl"), run["environment"].get("torch"), _hardware(run)) for run in runs}
     if len(places) > 1:
         found.append("runs come from several environments: " + "; ".join(sorted(" / ".join(map(str, place)) for place in places)))

@@ -12,6 +12,12 @@ from .figures import INK
 from .styles import color_of, title_of
 
 
+def _title(table: Table) -> str:
+    """The pattern, and how many algorithms are drawn if some are not complete."""
+    shown, known = len(table.order), len(table.entries)
+    return table.pattern.name + ("" if shown == known else f" ({shown} of {known} algorithms)")
+
+
 def means(tables: Sequence[Table]) -> Figure:
     """The mean over the last tenth of every algorithm under every pattern, with 95 % intervals over seeds."""
     rows = math.ceil(len(tables) / 4)
@@ -25,7 +31,7 @@ def means(tables: Sequence[Table]) -> Figure:
             axes.plot([low, high], [y, y], color=color_of(name), linewidth=2)
             axes.plot(found.mean, y, "o", color=color_of(name), ms=6, mfc=color_of(name) if name in table.best else "white")
         axes.set_yticks(range(len(names)), [title_of(name) for name in names], fontsize=8)
-        axes.set_title(table.pattern.name, fontsize=10, color=INK, loc="left")
+        axes.set_title(_title(table), fontsize=10, color=INK, loc="left")
         axes.grid(color="#dddddd", linewidth=0.6, axis="x")
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.tick_params(labelsize=8, left=False)
@@ -47,7 +53,7 @@ def curves(tables: Sequence[Table]) -> Figure:
                 x = (np.arange(length) + 1) * int(table.part.settings.get("eval_every", 1))
                 mean = np.array([curve[:length] for curve in found]).mean(axis=0) / 10
                 lines[name] = axes.plot(x, mean, color=color_of(name), linewidth=1.4)[0]
-        axes.set_title(table.pattern.name, fontsize=10, color=INK, loc="left")
+        axes.set_title(_title(table), fontsize=10, color=INK, loc="left")
         axes.grid(color="#dddddd", linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(labelsize=8)
