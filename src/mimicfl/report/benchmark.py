@@ -28,7 +28,8 @@ from .styles import title_of
 
 CAPTIONS = {
     "means": "Mean test accuracy over the last tenth of the run, with 95 % intervals over seeds. A filled point is the best mean, or not "
-    f"significantly worse and at most {MARGIN:g} points behind.",
+    f"significantly worse and at most {MARGIN:g} points behind. "
+    "In brackets: how many of the algorithms are complete, if not all are; then none is filled.",
     "curves": "Test accuracy in each round, mean over seeds.",
     "ranks": "Mean rank of each algorithm over the patterns; 1 is best. A bar joins algorithms whose ranks differ by less than the "
     "critical difference of the Nemenyi test: over these patterns, their order is not decided.",

@@ -13,9 +13,9 @@ from .styles import color_of, title_of
 
 
 def _title(table: Table) -> str:
-    """The pattern, and how many algorithms are drawn if some are not complete."""
+    """The pattern, and how many of the algorithms are drawn if not all are complete."""
     shown, known = len(table.order), len(table.entries)
-    return table.pattern.name + ("" if shown == known else f" ({shown} of {known} algorithms)")
+    return table.pattern.name + ("" if shown == known else f" ({shown} of {known})")
 
 
 def means(tables: Sequence[Table]) -> Figure:
